@@ -1,0 +1,3 @@
+"""npeff: which heuristics does this language model use on my task?"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,70 @@
+"""Configs are frozen dataclasses: the command line, the Python call and the replay file are made from the same class.
+
+A field's docstring is its help text. `to_dict` and `from_dict` are inverse to each other, an unknown key is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, TypeVar
+
+from npeff.errors import UserError
+
+Config = TypeVar("Config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain JSON values."""
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
+    """A config of class `kind` from what `to_dict` gave."""
+    if not isinstance(values, dict):
+        raise UserError(f"{kind.__name__} should be a mapping, not {type(values).__name__}.")
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    unknown = sorted(set(values) - set(names))
+    if unknown:
+        raise UserError(f"Unknown option {', '.join(unknown)} in {kind.__name__}; it knows {', '.join(names)}.")
+    try:
+        return kind(**{name: _typed(hints[name], value, name) for name, value in values.items()})
+    except TypeError as error:
+        raise UserError(f"{kind.__name__}: {error}.") from error
+
+
+def _typed(hint: Any, value: Any, name: str) -> Any:
+    """`value` as `hint` wants it; JSON has no tuples and no dataclasses."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _typed(arguments[0], value, name)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _typed(next(kind for kind in arguments if kind is not type(None)), value, name)
+    if origin is typing.Literal:
+        fits = value in arguments
+    elif dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(Any, hint), value)
+    elif origin is tuple:
+        fits = isinstance(value, list | tuple)
+        if fits:
+            return tuple(_typed(arguments[0], item, name) for item in value)
+    elif hint is float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        value = float(value) if fits else value
+    elif hint is int:
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        fits = not isinstance(hint, type) or isinstance(value, hint)
+    if not fits:
+        raise UserError(f"Option {name} cannot be {value!r}; it should be {hint}.")
+    return value

@@ -1,0 +1,59 @@
+"""The few words of torch.distributed that npeff needs; without torchrun they all do nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def start() -> None:
+    """Join the process group that torchrun describes in the environment; one process alone needs none."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        use_nccl = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+        if use_nccl:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        # gloo is joined in any case: objects and CPU tensors travel over it
+        dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo")
+
+
+def stop() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    """This process's number, 0 when alone."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """Add `tensor` over all ranks in place and return it."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def everyone_has(value: T) -> list[T]:
+    """The `value` of every rank, in rank order (small picklable objects between our own processes)."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T] = [value] * world_size()
+    dist.all_gather_object(values, value)
+    return values
