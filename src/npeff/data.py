@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from npeff.errors import UserError
 from npeff.labels import Labels, answer_text, scalar_text
 from npeff.readers import Source
 from npeff.sources import open_source
-from npeff.tasks import Task
+from npeff.tasks import Task, is_text
 
 FIELD = "field:"
 _CHUNK = 65_536
@@ -86,15 +87,15 @@ def load_dataset(task: Task, config: DataConfig) -> Dataset:
     """
     table, notes = _read(task, config, _open(task, config))
     if config.unique:
-        kept = _first_of_each(table["text"])
+        kept = _first_of_each(table.select(_identity(task)))
         if len(kept) < len(table):
-            notes.append(f"{len(table) - len(kept)} duplicates of earlier texts")
+            notes.append(f"{len(table) - len(kept)} duplicates of earlier examples")
         table = table.take(kept)
     prefix, table = _few_shot(task, config, table, notes)
     if config.shuffle_seed is not None:
         table = table.take(_shuffled(len(table), config.shuffle_seed))
     if config.limit is not None:
-        table = table.slice(0, config.limit)
+        table = table.slice(0, min(config.limit, len(table)))
     return Dataset(table.combine_chunks(), prefix, tuple(notes))
 
 
@@ -111,11 +112,9 @@ def _read(task: Task, config: DataConfig, source: Source) -> tuple[pa.Table, lis
     """All usable rows as a table, and notes on those that were dropped."""
     examples = _Examples(task, config, source)
     wanted = {*examples.text_columns, *examples.label_columns, *task.fields}
-    bad: list[str] = []
-    count = 0
-    used = _Builder(task.fields)
+    used, bad = _Builder(task.fields), 0
+    shown: list[str] = []
     for number, row in source.rows(wanted):
-        count += 1
         try:
             used.add(number, *examples.read(row))
         except ValueError as error:
@@ -124,19 +123,22 @@ def _read(task: Task, config: DataConfig, source: Source) -> tuple[pa.Table, lis
                 raise UserError(
                     f"{source.name}, {message}. (--on-bad-example drop leaves such examples out.)"
                 ) from error
-            bad.append(message)
-    if len(bad) == count:
-        raise UserError(f"{source.name} has no usable example: {bad[0]}.")
+            bad += 1
+            if bad <= 5:
+                shown.append(message)
+    table = used.table()
+    if not len(table):
+        raise UserError(f"{source.name} has no usable example. {'; '.join(shown)}.")
     examples.check_label_column()
-    shown = "; ".join(bad[:5]) + ("; ..." if len(bad) > 5 else "")
-    return used.table(), [f"{len(bad)} bad examples ({shown})"] if bad else []
+    more = "; ..." if bad > len(shown) else ""
+    return table, [f"{bad} bad examples ({'; '.join(shown)}{more})"] if bad else []
 
 
 class _Examples:
     """Finds text, label and fields in the rows of one source."""
 
     def __init__(self, task: Task, config: DataConfig, source: Source) -> None:
-        self._task, self._config, self._source = task, config, source
+        self._config, self._source = config, source
         self._labels = Labels(task)
         self.text_columns: Sequence[str] = (config.text_column,) if config.text_column else task.text_columns
         self.label_columns: Sequence[str] = (config.label_column,) if config.label_column else task.label_columns
@@ -147,6 +149,8 @@ class _Examples:
                 raise UserError(f"{source.name} has no column {expected}. {source.describe_columns()}{hint}")
         self._text_column = next(name for name in self.text_columns if name in source.columns)
         self._label_column: str | None = None
+        self._fields = task.fields
+        self._vocabulary = task.answers == "vocabulary"
 
     def read(self, row: Mapping[str, Any]) -> tuple[str, int | None, str | None, list[str]]:
         """Text, label index, free answer and fields of one row; ValueError says what is wrong with it."""
@@ -160,17 +164,17 @@ class _Examples:
             # JSON records may leave the label out, so the first record that has one decides which column it is
             self._label_column = next((name for name in self.label_columns if name in row), None)
         value = None if self._label_column is None else row.get(self._label_column)
-        vocabulary = self._task.answers == "vocabulary"
-        label = None if vocabulary else self._labels.read(value)
-        answer = answer_text(value) if vocabulary else None
+        label = None if self._vocabulary else self._labels.read(value)
+        answer = answer_text(value) if self._vocabulary else None
         fields = []
-        for name in self._task.fields:
+        for name in self._fields:
             field = scalar_text(row.get(name))
             if field is None:
                 raise ValueError(f"the value of {name!r} is missing")
             fields.append(field)
         for part in (text, answer or "", *fields):
-            part.encode()  # UnicodeEncodeError is a ValueError: half of a surrogate pair cannot be stored
+            if not is_text(part):
+                raise ValueError("there is half of a surrogate pair in it, which no UTF-8 file can hold")
         return text, label, answer, fields
 
     def check_label_column(self) -> None:
@@ -209,11 +213,20 @@ class _Builder:
         return pa.Table.from_batches(self._batches, self._schema)
 
 
-def _first_of_each(texts: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Positions of the first occurrence of every text, in order."""
-    codes = pc.dictionary_encode(texts)
-    numbers = np.concatenate([chunk.indices.to_numpy(zero_copy_only=False) for chunk in codes.chunks])
-    return np.sort(np.unique(numbers, return_index=True)[1])
+def _identity(task: Task) -> list[str]:
+    """The columns that make the prompt: two examples that agree in them are duplicates."""
+    return ["text", *(FIELD + name for name in task.fields)]
+
+
+def _first_of_each(table: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Positions of the first occurrence of every distinct row, in order."""
+    codes = np.zeros(len(table), np.int64)
+    for column in table.columns:
+        chunks = pc.dictionary_encode(column).chunks
+        values = np.concatenate([chunk.indices.to_numpy(zero_copy_only=False) for chunk in chunks])
+        # both factors are below the row count, so their product stays far from overflowing
+        codes = np.unique(codes * (values.max() + 1) + values, return_inverse=True)[1]
+    return np.sort(np.unique(codes, return_index=True)[1])
 
 
 def _shuffled(count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -227,9 +240,10 @@ def _few_shot(task: Task, config: DataConfig, table: pa.Table, notes: list[str])
     if not worked:
         return "", table
     prefix = "".join(task.render_worked(example["text"], example["label"], example) for example in worked)
-    # by text, so that a duplicate does not meet its own answer in the prefix
-    used = pc.is_in(table["text"], pa.array([example["text"] for example in worked], pa.string()))
-    rest = table.filter(pc.invert(used))
+    rest = table
+    for example in worked:  # duplicates go too: none should meet its own answer in the prefix
+        same = [pc.not_equal(rest[name], example[name.removeprefix(FIELD)]) for name in _identity(task)]
+        rest = rest.filter(functools.reduce(pc.or_, same))
     if len(rest) < len(table):
         notes.append(f"{len(table) - len(rest)} examples that are in the few-shot prefix")
     if not len(rest):

@@ -26,9 +26,17 @@ class Labels:
         self._loose: dict[str, set[int]] = {}
         for text, index in self._exact.items():
             self._loose.setdefault(_loose(text), set()).add(index)
+        self._seen: dict[str, int | None] = {}
 
     def read(self, value: Any) -> int | None:
         """Index of the answer that `value` names, None where it stands for no label; ValueError says what is wrong."""
+        if not isinstance(value, str):  # True and 1 are one key of a dict, but not one label
+            return self._read(value)
+        if value not in self._seen:
+            self._seen[value] = self._read(value)
+        return self._seen[value]
+
+    def _read(self, value: Any) -> int | None:
         text = scalar_text(value)
         if text is None or not text.strip():
             return None

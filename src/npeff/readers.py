@@ -59,8 +59,9 @@ def open_file(path: Path) -> Source:
         first = next(numbered, None)
         if first is None:
             raise UserError(f"{path} is empty: it has no examples.")
+        unit = "row" if _is_json_list(path, kind) else "line"
     rows = _guarded(path, chain([first], numbered))
-    return Source(str(path), "row" if _is_json_list(path, kind) else "line", tuple(first[1]), lambda _: rows)
+    return Source(str(path), unit, tuple(first[1]), lambda _: rows)
 
 
 @contextlib.contextmanager
@@ -113,15 +114,16 @@ def _json_rows(path: Path, kind: str) -> Rows:
         for number, line in _lines(path):
             if line.strip():
                 where = f"{path}, line {number}"
-                yield number, _record(_parse_json(line, where), where)
+                yield number, _record(_parse_json(line.rstrip(), where), where)
 
 
 def _parse_json(text: str, where: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys)
+        return _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        at = f"at character {error.pos + 1}" if text.count("\n") <= 1 else f"at line {error.lineno}"
-        raise UserError(f"{where}: broken JSON {at}: {error.msg}. Each line should be one JSON object.") from error
+        at = f"character {error.colno}" if "\n" not in text else f"line {error.lineno}, character {error.colno}"
+        hint = " Each line should be one JSON object." if not text.lstrip().startswith("[") else ""
+        raise UserError(f"{where}: broken JSON at {at}: {error.msg}.{hint}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: broken JSON: {error}.") from error
 
@@ -131,6 +133,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) != len(pairs):
         raise ValueError(f"the key {_repeated(key for key, _ in pairs)!r} is there twice")
     return record
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)  # made once: it costs as much as reading a line
 
 
 def _record(value: Any, where: str) -> Mapping[str, Any]:
@@ -165,7 +170,8 @@ def _csv_rows(path: Path, kind: str) -> Rows:
                 yield start, dict(zip(header, record, strict=True))
             start = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path}, line {start}: broken {kind[1:].upper()}: {error}.") from error
+        reason = "a carriage return outside quotes" if "new-line" in str(error) else error
+        raise UserError(f"{path}, line {start}: broken {kind[1:].upper()}: {reason}.") from error
 
 
 def _open_parquet(path: Path) -> Source:

@@ -51,7 +51,8 @@ def _split_names(source: Source, split: str) -> frozenset[str]:
     """The splits to take from a local file, which may say in a column what split a row belongs to."""
     if "split" not in source.columns:
         raise UserError(
-            f"{source.name} has no column 'split' to choose {split!r} by; leave out --split. {source.describe_columns()}"
+            f"{source.name} has no column 'split' to choose {split!r} by; leave out --split. "
+            + source.describe_columns()
         )
     if "[" in split:
         raise UserError(f"--split {split!r}: slices are for data on the Hub; use --limit with a file.")

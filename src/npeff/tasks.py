@@ -55,6 +55,10 @@ class Task:
     """Fixed worked examples before every prompt: `text`, `label`, and the other columns of the prompt."""
 
     def __post_init__(self) -> None:
+        for name in ("labels", "text_columns", "label_columns", "few_shot"):
+            value = getattr(self, name)
+            if isinstance(value, list):  # YAML has no tuples, and in Python a list is as clear
+                object.__setattr__(self, name, tuple(value))
         try:
             _check(self)
         except ValueError as error:
@@ -123,12 +127,11 @@ def task_from_yaml(text: str, name: str, source: str) -> Task:
     if unknown:
         names = ", ".join(map(repr, unknown))
         raise UserError(f"{source}: unknown key {names}; a task knows {', '.join(known)}.")
-    missing = [key for key in ("prompt", "answers") if key not in values]
+    missing = [key for key in ("prompt", "answers") if values.get(key) is None]
     if missing:
         raise UserError(f"{source}: {' and '.join(missing)} missing; see docs/tasks.md.")
-    # lists become tuples, a null stands for the default
-    given: dict[str, Any] = {"name": name}
-    given |= {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if v is not None}
+    # a key without a value stands for the default
+    given = {"name": name, **{key: value for key, value in values.items() if value is not None}}
     try:
         return Task(**given)
     except UserError as error:
@@ -206,14 +209,14 @@ def _check_types(task: Task) -> None:
     quote = "; put it in quotes."
     for name in ("name", "prompt", "answers", "data", "config", "split"):
         value = getattr(task, name)
-        if not _is_text(value) and not (value is None and name in ("data", "config", "split")):
+        if not is_text(value) and not (value is None and name in ("data", "config", "split")):
             raise ValueError(f"{name} is {value!r}, not text{quote}")
     for name in ("labels", "text_columns", "label_columns"):
         value = getattr(task, name)
         if not isinstance(value, tuple):
             raise ValueError(f"{name} is {value!r}; it should be a list of texts.")
         for item in value:
-            if not _is_text(item):
+            if not is_text(item):
                 raise ValueError(f"{name} has {item!r}, which is not text{quote}")
     if not isinstance(task.label_numbers, bool):
         raise ValueError(f"label_numbers is {task.label_numbers!r}; it should be true or false.")
@@ -223,11 +226,11 @@ def _check_types(task: Task) -> None:
         raise ValueError("label_map should be a mapping from labels in the data to answer texts.")
     for mapping in (task.label_map, *task.few_shot):
         for item in (*mapping.keys(), *mapping.values()):
-            if not _is_text(item):
+            if not is_text(item):
                 raise ValueError(f"{item!r} is not text{quote}")
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
     """Whether `value` is a string that UTF-8 can hold (half of a surrogate pair is not)."""
     try:
         return isinstance(value, str) and value.encode() is not None
