@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from npeff.data import DataConfig
 from npeff.errors import UserError
 from npeff.labels import Labels, answer_text
 from npeff.tasks import BUILTIN, Task, load_task, task_from_yaml
@@ -255,3 +257,21 @@ def test_free_answers() -> None:
     assert [answer_text(value) for value in values] == ["Onion", "Onion", "Onion", "3", None, None, None, None]
     with pytest.raises(ValueError, match="found dict"):
         answer_text({"aliases": []})
+
+
+def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
+    assert [language for language, _ in blocks] == ["yaml", "json", "python", "python"]
+    (tmp_path / "polite.yaml").write_text(blocks[0][1], encoding="utf-8")
+    (tmp_path / "requests.jsonl").write_text(blocks[1][1], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for _, code in blocks[2:]:
+        exec(code, namespace)
+
+
+def test_the_documentation_names_every_task_and_key() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    for name in (*BUILTIN, *KEYS, *(field.name for field in dataclasses.fields(DataConfig))):
+        assert f"`{name}`" in page or name == "task"
