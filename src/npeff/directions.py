@@ -1,0 +1,180 @@
+"""Output directions: the one choice that tells the approximations of a Fisher apart.
+
+With answer logits z, p = softmax(z) and J = ∂z/∂θ, an example's Fisher is F = Jᵀ S J with S = diag(p) − p pᵀ. A matrix
+V [k, r] with VᵀV ≈ S gives rows G = V J with GᵀG ≈ F, one backward pass each. Everything here is `p → V`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from npeff.errors import UserError
+from npeff.sketch.base import random_bits
+
+# up to here S is decomposed whole; above, in a small space that holds its leading eigenvectors
+DENSE_ANSWERS = 256
+
+
+@dataclass(frozen=True)
+class DirectionsConfig:
+    """How the expectation over answers is taken."""
+
+    directions: str = "auto"
+    """exact; spectral:K (K leading eigenpairs); spectral:0.95 (as many as keep that share); projection:K (the
+    paper's random projections); sampling:K; or auto: exact up to 16 answers, else spectral:8."""
+    max_rows: int = 64
+    """Most rows that spectral by share may take."""
+    rank: int | None = None
+    """Reduce each example's rows to this many by SVD."""
+    directions_seed: int = 0
+    """Seed of projection and sampling."""
+
+    def __post_init__(self) -> None:
+        parse_directions(self.directions)
+        if self.max_rows < 1 or (self.rank is not None and self.rank < 1):
+            raise UserError("--max-rows and --rank must be at least 1.")
+
+
+def parse_directions(text: str) -> tuple[str, float]:
+    """(kind, amount): amount is the number of rows, or the share to keep where it is below 1; 0 where there is none."""
+    match = re.fullmatch(r"(auto|exact)|(spectral|projection|sampling):(\d+|0?\.\d+)", text)
+    if match and match[1]:
+        return match[1], 0
+    if match:
+        amount = float(match[3])
+        if amount >= 1 or (match[2] == "spectral" and amount > 0):
+            return match[2], amount
+    raise UserError(
+        f"Unknown directions {text!r}. Use auto, exact, spectral:8, spectral:0.95, projection:64, sampling:64."
+    )
+
+
+def make_directions(
+    config: DirectionsConfig, probabilities: torch.Tensor, examples: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Directions V [B, k, r] for answer probabilities [B, r], and the share of tr S that they keep, [B].
+
+    Both float64. Examples that need fewer than k rows have zeros in the rest. `examples` are the examples' numbers:
+    random directions depend on them and on the seed, not on the batch.
+    """
+    p = probabilities.double()
+    kind, amount = parse_directions(config.directions)
+    answers = p.shape[1]
+    if kind == "auto":
+        kind, amount = ("exact", 0) if answers <= 16 else ("spectral", 8)
+    if kind == "exact":
+        V = spectral(p, answers - 1)
+    elif kind == "spectral" and amount < 1:
+        V = _keep_share(spectral(p, min(config.max_rows, answers - 1)), p, amount)
+    elif kind == "spectral":
+        V = spectral(p, min(int(amount), answers - 1))
+    elif kind == "projection":
+        V = projection(p, int(amount), examples, config.directions_seed)
+    else:
+        V = sampling(p, int(amount), examples, config.directions_seed)
+    trace = 1 - p.square().sum(1)
+    kept = V.square().sum((1, 2)) / trace.clamp_min(torch.finfo(torch.float64).tiny)
+    return V, kept
+
+
+def spectral(p: torch.Tensor, count: int) -> torch.Tensor:
+    """√λ-scaled eigenvectors of S for the `count` largest eigenvalues, [B, count, r]; r − 1 of them are exact.
+
+    For many answers the eigenproblem is solved in the space of the most probable answers and one more direction, p
+    itself on the rest: an eigenvector is v_i ∝ p_i / (p_i − λ), so where p_i is far below λ it is proportional to p_i.
+    """
+    answers = p.shape[1]
+    if answers <= DENSE_ANSWERS:
+        S = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        return _scaled_eigenvectors(S, count)
+    head_size = min(answers - 1, max(4 * count, 64))
+    head, places = p.topk(head_size, dim=1)
+    rest = p.scatter(1, places, 0.0)
+    length = rest.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+    unit = rest / length[:, None]
+    inner = torch.cat([head, length[:, None]], 1)  # p in the basis of the head's answers and `unit`
+    diagonal = torch.cat([head, (rest * unit.square()).sum(1, keepdim=True)], 1)
+    small = _scaled_eigenvectors(torch.diag_embed(diagonal) - inner[:, :, None] * inner[:, None, :], count)
+    V = small[:, :, -1:] * unit[:, None, :]
+    return V.scatter(2, places[:, None, :].expand(-1, count, -1), small[:, :, :-1])
+
+
+def _scaled_eigenvectors(S: torch.Tensor, count: int) -> torch.Tensor:
+    values, vectors = torch.linalg.eigh(S)
+    values, vectors = values[:, -count:].flip(1), vectors[:, :, -count:].flip(2).mT
+    # An eigenvector's sign is arbitrary: make its largest entry positive, so that it does not hang on the batch.
+    largest = vectors.gather(2, vectors.abs().argmax(2, keepdim=True))
+    return vectors * largest.sign() * values.clamp_min(0).sqrt()[:, :, None]
+
+
+def _keep_share(V: torch.Tensor, p: torch.Tensor, share: float) -> torch.Tensor:
+    """Zero the rows behind the first ones that reach `share` of the trace."""
+    energy = V.square().sum(2)
+    before = energy.cumsum(1) - energy
+    wanted = before < share * (1 - p.square().sum(1, keepdim=True))
+    return (V * wanted[:, :, None])[:, : max(1, int(wanted.sum(1).max()))]
+
+
+def projection(p: torch.Tensor, count: int, examples: list[int], seed: int) -> torch.Tensor:
+    """The paper's random projections: A diag(√p) (I − 1 pᵀ), A [count, r] of random signs over √count."""
+    answers = p.shape[1]
+    signs = []
+    for example in examples:
+        bits = torch.from_numpy(random_bits(-(-count * answers // 8), "projection", seed, example).copy())
+        flat = (bits[:, None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and(1).flatten()[: count * answers]
+        signs.append(flat.double().mul_(2).sub_(1).view(count, answers))
+    scaled = torch.stack(signs).to(p.device) * (p.sqrt() / count**0.5)[:, None, :]
+    return scaled - scaled.sum(2, keepdim=True) * p[:, None, :]
+
+
+def sampling(p: torch.Tensor, count: int, examples: list[int], seed: int) -> torch.Tensor:
+    """The paper's ablation: rows (e_y − p)/√count with y drawn from p."""
+    batch, answers = p.shape
+    uniforms = torch.stack(
+        [
+            torch.from_numpy((random_bits(8 * count, "sampling", seed, example).view("<u8") >> 11) * 2.0**-53)
+            for example in examples
+        ]
+    ).to(p.device)
+    drawn = torch.searchsorted(p.cumsum(1), uniforms).clamp_max(answers - 1)
+    V = -p[:, None, :].expand(batch, count, answers).clone()
+    V.scatter_add_(2, drawn[:, :, None], torch.ones_like(drawn, dtype=p.dtype)[:, :, None])
+    return V / count**0.5
+
+
+def predicted(p: torch.Tensor) -> torch.Tensor:
+    """e_argmax − p, [B, r]: the gradient of the predicted answer's log-probability."""
+    p = p.double()
+    return torch.nn.functional.one_hot(p.argmax(1), p.shape[1]) - p
+
+
+def combine_to_predicted(V: torch.Tensor, p: torch.Tensor) -> torch.Tensor | None:
+    """Coefficients [B, k] that make `predicted` of the rows of V, or None where its row space does not hold it.
+
+    `predicted` lies in the range of S, so exact directions give its row for nothing. The coefficients are at most
+    1/√max(p) long, so nothing is blown up.
+    """
+    if V.shape[1] < V.shape[2] - 1:
+        return None
+    target = predicted(p)
+    lengths = V.square().sum(2)
+    # eigenvectors are orthogonal; directions with no weight to speak of would only add rounding
+    usable = lengths > 1e-12 * lengths.amax(1, keepdim=True)
+    coefficients = torch.where(usable, (V @ target[:, :, None])[:, :, 0] / lengths, 0.0)
+    rebuilt = (coefficients[:, None, :] @ V)[:, 0]
+    error = (rebuilt - target).norm(dim=1) / target.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+    return coefficients if bool((error < 1e-5).all()) else None
+
+
+def reduce_rank(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best `rank` rows for GᵀG: rows [B, k, p] → ([B, rank, p], share of the trace that is left [B])."""
+    if rows.shape[1] <= rank:
+        return rows, torch.ones(len(rows), dtype=torch.float64, device=rows.device)
+    gram = (rows @ rows.mT).double()
+    values, vectors = torch.linalg.eigh(gram)
+    top = vectors[:, :, -rank:].flip(2).mT
+    kept = values[:, -rank:].sum(1) / values.clamp_min(0).sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+    return top.to(rows.dtype) @ rows, kept

@@ -1,0 +1,3 @@
+"""placeholder"""
+
+from npeff.sketch.dense import DenseSketch as SparseSketch
