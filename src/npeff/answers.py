@@ -191,7 +191,7 @@ class AnswerModel:
     def _forward(self, ids: torch.Tensor, places: torch.Tensor, **options: Any) -> torch.Tensor:
         """Logits [B, n, vocabulary] at `places` [B, n]; the head runs only where some example needs it."""
         if self._keeps_logits:
-            needed, places = places.unique(return_inverse=True)
+            needed, places = torch.unique(places, return_inverse=True)
             options["logits_to_keep"] = needed
         logits: torch.Tensor = self.model.network(input_ids=ids, use_cache=False, **options).logits
         return logits.gather(1, places[:, :, None].expand(-1, -1, logits.shape[2]))
@@ -212,7 +212,7 @@ class AnswerModel:
         seen[:, width:, :width] = mask[:, None, :]
         seen[:, width:, width:] = self.tree.ancestors().to(device)
         seen |= torch.eye(width + nodes, dtype=torch.bool, device=device)  # padding sees itself: no row is empty
-        dtype = self.model.network.dtype
+        dtype = next(self.model.network.parameters()).dtype
         bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
 
         node_places = torch.arange(width, width + nodes, device=device).expand(batch, -1)

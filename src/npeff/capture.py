@@ -24,7 +24,7 @@ class Capture:
     """Context manager around forward passes of a batch.
 
     with Capture(modules, sketch.fold_input) as capture:
-        capture.start(batch_size, tokens)
+        capture.start(examples, sequences, length)
         z = answer logits                       # [B, r]
         rows = capture.rows(z, V, sketch)       # [B, k, p]
     """
@@ -34,7 +34,7 @@ class Capture:
     ) -> None:
         self.modules = tuple(modules)
         self.fold_input = fold_input
-        self._shape: tuple[int, int] | None = None
+        self._shape: tuple[int, int, int] | None = None
         self._consumer: Consumer | None = None
         self._called: set[str] = set()
         self._handles: list[Any] = []
@@ -52,9 +52,9 @@ class Capture:
         self._handles.clear()
         self._shape = None
 
-    def start(self, batch: int, tokens: int) -> None:
-        """Expect a forward pass over `batch` sequences of `tokens` tokens."""
-        self._shape = (batch, tokens)
+    def start(self, examples: int, sequences: int, length: int) -> None:
+        """Expect a forward pass over `sequences` of `length` tokens, the same number for each of `examples`."""
+        self._shape = (examples, sequences, length)
         self._called.clear()
 
     def _forward_hook(self, module: CapturedModule) -> Callable[[Any, tuple[Any, ...], torch.Tensor], None]:
@@ -77,13 +77,11 @@ class Capture:
         return hook
 
     def _by_example(self, module: CapturedModule, tensor: torch.Tensor) -> torch.Tensor:
-        """[B, T, d]; some models flatten batch and time before a layer."""
+        """[examples, T, d], an example's sequences one after another; some models flatten batch and time."""
         assert self._shape is not None
-        batch, tokens = self._shape
-        if tensor.dim() == 3 and tensor.shape[0] == batch:
-            return tensor
-        if tensor.dim() == 2 and tensor.shape[0] == batch * tokens:
-            return tensor.view(batch, tokens, -1)
+        examples, sequences, length = self._shape
+        if tuple(tensor.shape[:-1]) in ((sequences, length), (sequences * length,)):
+            return tensor.reshape(examples, -1, tensor.shape[-1])
         raise UserError(
             f"Module {module.name} mixes the examples of a batch (it saw a tensor of shape {tuple(tensor.shape)}), "
             f"so its gradients cannot be told apart. Leave it out with --exclude '{module.name}.*'"

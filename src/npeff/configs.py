@@ -8,9 +8,12 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from npeff.errors import UserError
+
+__all__ = ["from_dict", "replace", "to_dict"]
 
 Config = TypeVar("Config")
 

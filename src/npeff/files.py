@@ -31,10 +31,17 @@ def whole_file(path: Path) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb") as handle:
                 os.fsync(handle.fileno())
+            temporary.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
             temporary.replace(path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 @contextlib.contextmanager

@@ -1,0 +1,75 @@
+"""The command line: one command per room, each generated from its config."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from npeff.errors import UserError
+
+# command → (module, config class, function, what it does); a module is imported only when its command runs
+COMMANDS = {
+    "collect": ("npeff.collect", "CollectConfig", "collect", "collect per-example Fishers into a run directory"),
+    "verify": ("npeff.verify", "VerifyConfig", "verify", "find damaged files of a run, and mend them"),
+    "check": ("npeff.check", "CheckConfig", "check", "does collection fit this model and task? a minute tells"),
+    "params": ("npeff.params", "ParamsConfig", "params", "list the parameters that are selected, with sizes"),
+    "replay": ("npeff.replay", "ReplayConfig", "replay", "run again what made a run, from its own config"),
+}
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 2 for a user's mistake, 130 after Ctrl-C."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if arguments[0] == "--version":
+        import npeff
+
+        print(npeff.__version__)
+        return 0
+    if arguments[0] not in COMMANDS:
+        print(f"npeff has no command {arguments[0]!r}.\n\n{_overview()}", file=sys.stderr)
+        return 2
+    try:
+        return _run(arguments[0], arguments[1:])
+    except UserError as error:
+        print(f"npeff {arguments[0]}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    module, config_class, function, _ = COMMANDS[command]
+    config = parse(command, config_class, module, arguments)
+    getattr(importlib.import_module(module), function)(config)
+    return 0
+
+
+def parse(command: str, config_class: str, module: str, arguments: list[str]) -> Any:
+    """A command's config from its arguments; what it does not know is an error (exit code 2)."""
+    import tyro
+
+    kind = getattr(importlib.import_module(module), config_class)
+    return tyro.cli(
+        kind, prog=f"npeff {command}", args=arguments, config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
+    )
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {what}" for name, (*_, what) in COMMANDS.items()]
+    return "usage: npeff COMMAND [options]     (npeff COMMAND --help tells more)\n\n" + "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,339 @@
+"""`npeff collect`: per-example Fishers of a task's examples, into a run directory."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+import tyro
+from tqdm import tqdm
+
+import npeff
+from npeff import distributed
+from npeff.answers import AnswerSet, encode, resolve_answers
+from npeff.collector import Collector, Wanted
+from npeff.configs import from_dict, replace, to_dict
+from npeff.data import DataConfig, Dataset, load_dataset
+from npeff.directions import DirectionsConfig
+from npeff.errors import UserError
+from npeff.locks import only_one
+from npeff.models import LoadedModel, ModelConfig, Selection, load_model, select_parameters
+from npeff.rows import ArrayRows
+from npeff.sketch.base import SketchConfig, make_sketch
+from npeff.store import Run, Shard, inputs_hash, read_tensors
+from npeff.tasks import Task, load_task
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """Collect per-example Fishers of a model on a task into a run directory. Run it again to continue."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run; made if it is not there, continued if it is."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    directions: DirectionsConfig = field(default_factory=DirectionsConfig)
+    sketch: SketchConfig = field(default_factory=SketchConfig)
+    fisher: bool = True
+    """Keep the rows of the per-example Fishers (NPEFF)."""
+    gradient: bool = True
+    """Keep the gradient of the predicted answer (G-NPEFF, gradient clustering, SVD of gradients)."""
+    activation: bool = True
+    """Keep the last token's residual activation (sparse autoencoder, SVD of activations)."""
+    storage: Literal["float16", "float32"] = "float16"
+    """Precision of stored rows; they are scaled to unit norm, so half precision loses nothing that matters."""
+    shard_examples: int = 256
+    """Examples per shard: what a broken run can lose at most."""
+    batch_tokens: int = 1024
+    """Tokens per batch, padding included; more need more memory."""
+    padding: Literal["right", "left"] = "right"
+    """Side on which shorter prompts of a batch are padded; results do not depend on it."""
+    share_prompt: bool = True
+    """Suffix answers only: run the prompt once for all suffixes, as a token tree."""
+    dry_run: bool = False
+    """Only measure a few batches and print the time, disk and memory that the run would take."""
+
+    def __post_init__(self) -> None:
+        if self.shard_examples < 1 or self.batch_tokens < 1:
+            raise UserError("--shard-examples and --batch-tokens must be at least 1.")
+        if not (self.fisher or self.gradient or self.activation):
+            raise UserError("Nothing to collect: switch on at least one of --fisher, --gradient, --activation.")
+
+    @property
+    def collected(self) -> list[str]:
+        """Names of the kinds of rows that are kept."""
+        return [name for name in ("fisher", "gradient", "activation") if getattr(self, name)]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a collection needs before its first batch."""
+
+    config: CollectConfig
+    task: Task
+    answers: AnswerSet
+    model: LoadedModel
+    selection: Selection
+    collector: Collector
+
+
+def collect(config: CollectConfig) -> Run:
+    """Collect what `config` asks for into `config.run`, or continue there; returns the finished run."""
+    distributed.start()
+    path = Path(config.run)
+    prepared = prepare(config)
+    dataset = load_dataset(prepared.task, config.data)
+    prompts = tokenize(prepared, dataset)
+    if config.dry_run:
+        from npeff.estimate import print_estimate
+
+        if distributed.rank() == 0:
+            print_estimate(prepared, prompts)
+        raise SystemExit(0)
+    with only_one(path, active=distributed.rank() == 0):
+        if distributed.rank() == 0:
+            run = _start_or_continue(path, prepared, dataset)
+        distributed.barrier()
+        run = Run.open_unfinished(path)
+        if not run.manifest["complete"]:
+            _collect_shards(run, prepared, prompts, [shard for shard in run.shards if not run.is_written(shard)])
+            distributed.barrier()
+            if distributed.rank() == 0:
+                run.finish(final_table(run, prepared))
+            distributed.barrier()
+    run = Run.open(path)
+    if distributed.rank() == 0:
+        _say_summary(run, dataset)
+    return run
+
+
+def prepare(config: CollectConfig, task: Task | None = None) -> Prepared:
+    """Load the model and set up capture for a task."""
+    task = task or load_task(config.data.task)
+    model = load_model(config.model)
+    selection = select_parameters(model.network, config.model.include, config.model.exclude)
+    answers = resolve_answers(task, model.tokenizer)
+    sketch = make_sketch(config.sketch, selection.modules, model.device)
+    wanted = Wanted(config.fisher, config.gradient, config.activation)
+    collector = Collector(
+        model, answers, selection, sketch, config.directions, wanted, config.padding, config.share_prompt
+    )
+    return Prepared(config, task, answers, model, selection, collector)
+
+
+def tokenize(prepared: Prepared, dataset: Dataset) -> list[list[int]]:
+    """Token ids of every prompt; one that does not fit the model is an error that names the example."""
+    room = prepared.model.context - prepared.answers.longest
+    prompts = []
+    for row, text in enumerate(dataset.prompts(prepared.task)):
+        ids = encode(prepared.model.tokenizer, text)
+        if not 0 < len(ids) <= room:
+            source = dataset.table["source_row"][row].as_py()
+            raise UserError(
+                f"The prompt of example {row} (row {source} of the data) has {len(ids)} tokens, but the model takes "
+                f"1 to {room}. Shorten or remove it, or choose a model with a longer context."
+            )
+        prompts.append(ids)
+    return prompts
+
+
+def _identity(prepared: Prepared) -> dict[str, Any]:
+    """What makes two collections the same, wherever and however fast they run."""
+    config = to_dict(prepared.config)
+    config["model"].pop("device")
+    for name in ("run", "batch_tokens", "padding", "share_prompt", "dry_run", "fisher", "gradient", "activation"):
+        config.pop(name)
+    return config | {"collected": prepared.config.collected, "model_sha256": prepared.model.fingerprint()}
+
+
+def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
+    identity = _identity(prepared)
+    if not (path / "manifest.json").is_file():
+        return Run.create(path, _manifest(prepared, dataset, identity), dataset.table)
+    run = Run.open_unfinished(path)
+    changed = _differences(run.manifest["identity"], identity)
+    if not changed and run.manifest["inputs_sha256"] != inputs_hash(dataset.table):
+        changed = ["the data themselves have changed"]
+    if changed:
+        raise UserError(
+            f"{path} was collected with another config: {'; '.join(changed[:5])}. "
+            f"Use the same one to continue it, or another directory."
+        )
+    run.clean_up()
+    if run.manifest["complete"]:
+        print(f"{path} is already complete.")
+    return run
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Differing entries of two nested dictionaries, for people to read."""
+    found = []
+    for name in sorted({*old, *new}):
+        before, now = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(now, dict):
+            found += _differences(before, now, f"{prefix}{name}.")
+        elif before != now:
+            found.append(f"{prefix}{name} was {before!r} and is now {now!r}")
+    return found
+
+
+def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) -> dict[str, Any]:
+    import transformers
+
+    return {
+        "npeff": npeff.__version__,
+        "command": "collect",
+        "config": to_dict(prepared.config),
+        "identity": identity,
+        "shard_examples": prepared.config.shard_examples,
+        "task": {
+            "name": prepared.task.name,
+            "prompt": prepared.task.prompt,
+            "answers": prepared.task.answers,
+            "labels": list(prepared.task.labels),
+            "prefix": dataset.prefix,
+        },
+        "parameters": prepared.selection.size,
+        "dropped": list(dataset.dropped),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+        },
+    }
+
+
+def _collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shards: Sequence[Shard]) -> None:
+    """Collect this rank's part of `shards`. A shard's numbers do not depend on who collects it."""
+    mine = shards[distributed.rank() :: distributed.world_size()]
+    total = sum(shard.stop - shard.start for shard in mine)
+    where = f" (rank 0 of {distributed.world_size()})" if distributed.world_size() > 1 else ""
+    with tqdm(total=total, unit="ex", desc=f"Collecting{where}", disable=distributed.rank() > 0) as bar:
+        try:
+            for shard in mine:
+                run.write_shard(shard, _collect_shard(prepared, prompts, shard, bar))
+        except KeyboardInterrupt:
+            bar.close()
+            print(
+                f"\nStopped. Finished shards are kept in {run.path}; the same command continues there.", file=sys.stderr
+            )
+            raise
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"Out of memory with batches of {prepared.config.batch_tokens} tokens. Run the same command with a "
+                f"smaller --batch-tokens; finished shards are kept."
+            ) from error
+
+
+def _collect_shard(prepared: Prepared, prompts: list[list[int]], shard: Shard, bar: Any) -> dict[str, torch.Tensor]:
+    """All tensors of one shard, in the order of its examples."""
+    config = prepared.config
+    examples = range(shard.start, shard.stop)
+    found = collect_prompts(prepared, [prompts[i] for i in examples], list(examples), bar)
+    aside = [shard.start + i for i in found["set_aside"].nonzero().flatten().tolist()]
+    if aside:
+        tqdm.write(f"Set aside, because a value was not finite: example {', '.join(map(str, aside))}.")
+    storage = getattr(torch, config.storage)
+    for name in ("rows", "gradient"):
+        if name in found:
+            found[name] = found[name].to(storage)
+    return found
+
+
+def collect_prompts(
+    prepared: Prepared, prompts: Sequence[Sequence[int]], examples: list[int], bar: Any = None
+) -> dict[str, torch.Tensor]:
+    """Collect prompts in batches; as `Collector.collect`, but rows are flat, [sum of ranks, p], in order."""
+    parts: list[dict[str, torch.Tensor]] = []
+    order: list[int] = []
+    for batch in prepared.collector.batches(prompts, prepared.config.batch_tokens):
+        found = prepared.collector.collect([prompts[i] for i in batch], [examples[i] for i in batch])
+        if "rows" in found:
+            used = torch.arange(found["rows"].shape[1]) < found["rank"][:, None]
+            found["row_lists"] = [rows[mask] for rows, mask in zip(found.pop("rows"), used, strict=True)]  # type: ignore[assignment]
+        parts.append(found)
+        order += batch
+        if bar is not None:
+            bar.update(len(batch))
+    back = torch.empty(len(order), dtype=torch.int64)
+    back[torch.tensor(order)] = torch.arange(len(order))
+    result = {name: torch.cat([part[name] for part in parts])[back] for name in parts[0] if name != "row_lists"}
+    if "row_lists" in parts[0]:
+        rows = [row for part in parts for row in part["row_lists"]]
+        result["rows"] = torch.cat([rows[i] for i in back.tolist()])
+    return result
+
+
+def final_table(run: Run, prepared: Prepared) -> pa.Table:
+    """The example table with what was found about each example."""
+    names = ["prediction", "probability", "set_aside"]
+    names += ["rank", "pef_norm", "kept"] if prepared.config.fisher else []
+    shards = [read_tensors(run.path / shard.file, names) for shard in run.shards]
+    columns = {name: torch.cat([shard[name] for shard in shards]).numpy() for name in names}
+    table = run.table
+    for name in set(names) & set(table.column_names):  # a second finish after a kill
+        table = table.drop_columns([name])
+    aside = columns.pop("set_aside").astype(bool)
+    if not prepared.config.fisher:
+        columns["rank"] = (~aside).astype(np.int32)
+    for name, values in columns.items():
+        table = table.append_column(name, pa.array(values))
+    reason = ["a value was not finite" if flag else None for flag in aside]
+    return table.append_column("set_aside", pa.array(reason, pa.string())).append_column(
+        "prediction_text", pa.array(_answer_texts(prepared, columns["prediction"]), pa.string())
+    )
+
+
+def _answer_texts(prepared: Prepared, predictions: np.ndarray) -> list[str]:
+    if prepared.answers.names:
+        return [prepared.answers.names[index] for index in predictions]
+    return [prepared.model.tokenizer.decode([int(token)]) for token in predictions]
+
+
+def _say_summary(run: Run, dataset: Dataset) -> None:
+    table = run.table
+    labels, predictions = table["label"].to_numpy(zero_copy_only=False), table["prediction"].to_numpy()
+    known = table["label"].is_valid().to_numpy(zero_copy_only=False)
+    lines = [f"{len(table)} examples, {int(table['rank'].to_numpy().sum())} rows in {run.path}"]
+    if dataset.dropped:
+        lines.append(f"left out: {'; '.join(dataset.dropped)}")
+    if known.any() and run.manifest["task"]["labels"]:
+        lines.append(f"accuracy {np.mean(labels[known] == predictions[known]):.1%} on {known.sum()} labelled examples")
+    if "kept" in table.column_names:
+        lines.append(f"directions keep {np.mean(table['kept'].to_numpy()):.1%} of the Fisher's trace at the outputs")
+    aside = table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
+    if aside.any():
+        lines.append(f"{aside.sum()} examples set aside: {', '.join(map(str, np.flatnonzero(aside)[:8]))}")
+    print("\n".join(lines))
+
+
+def prepare_run(run: Run, device: str | None = None) -> Prepared:
+    """Set up a run's own model, sketch and task again, and check that they are still the same."""
+    config: CollectConfig = from_dict(CollectConfig, run.manifest["config"])
+    if device is not None:
+        config = replace(config, model=replace(config.model, device=device))
+    prepared = prepare(config)
+    if prepared.model.fingerprint() != run.manifest["identity"]["model_sha256"]:
+        raise UserError(f"Model {config.model.model!r} is no longer the one that {run.path} was collected with.")
+    if prepared.task.prompt != run.manifest["task"]["prompt"]:
+        raise UserError(f"Task {config.data.task!r} is no longer the one that {run.path} was collected with.")
+    return prepared
+
+
+def collect_texts(
+    run: Run, texts: Sequence[str], prepared: Prepared | None = None
+) -> tuple[ArrayRows, dict[str, torch.Tensor]]:
+    """Fisher rows of new texts under a run's model, task and sketch, and all else that `Collector.collect` gives."""
+    prepared = prepared or prepare_run(run)
+    table = pa.table({"source_row": range(len(texts)), "text": list(texts)})
+    prompts = tokenize(prepared, Dataset(table, run.manifest["task"]["prefix"]))
+    found = collect_prompts(prepared, prompts, list(range(len(texts))))
+    return ArrayRows(found["rows"], found["rank"].numpy()), found

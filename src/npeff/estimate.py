@@ -1,0 +1,91 @@
+"""What a collection will cost, from a few measured batches."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from npeff.collect import Prepared, collect_prompts
+from npeff.distributed import world_size
+
+MEASURED_BATCHES = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cost of a collection."""
+
+    seconds: float
+    disk: int
+    memory: int
+    seconds_per_example: float
+
+
+def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
+    """Measure batches of short, middling and long prompts, and scale by the tokens of all of them."""
+    collector, config = prepared.collector, prepared.config
+    batches = list(collector.batches(prompts, config.batch_tokens))
+    collector.collect([prompts[i] for i in batches[-1][:1]], [0])  # the first batch pays for set-up; do not count it
+    chosen = sorted({0, len(batches) // 2, len(batches) - 1})[:MEASURED_BATCHES]
+    sample = [i for index in chosen for i in batches[index]]
+    begin = time.perf_counter()
+    found = collect_prompts(prepared, [prompts[i] for i in sample], sample)
+    seconds = time.perf_counter() - begin
+    extra = collector.answer_model.extra_tokens
+    tokens = sum(len(prompts[i]) + extra for i in sample)
+    everything = sum(len(prompt) + extra for prompt in prompts)
+    total = seconds * everything / tokens / world_size()
+    width = 2 if config.storage == "float16" else 4
+    halved = {"rows", "gradient"}
+    size = sum(t.numel() * (width if name in halved else t.element_size()) for name, t in found.items())
+    return Estimate(total, size * len(prompts) // len(sample), peak_memory(prepared.model.device), total / len(prompts))
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes in use so far: of the GPU if there is one, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def print_estimate(prepared: Prepared, prompts: list[list[int]]) -> None:
+    """Measure, and say it in words."""
+    found = estimate(prepared, prompts)
+    folder = Path(prepared.config.run).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    enough = "" if free > found.disk else "  NOT ENOUGH"
+    print(
+        f"{len(prompts)} examples of {sum(map(len, prompts)) / len(prompts):.0f} tokens on average\n"
+        f"time    {duration(found.seconds)} ({found.seconds_per_example:.3g} s an example on {world_size()} ranks)\n"
+        f"disk    {amount(found.disk)} of {amount(free)} free{enough}\n"
+        f"memory  {amount(found.memory)} at the peak, however many examples"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that people would use."""
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} seconds"
+
+
+def amount(size: float) -> str:
+    """Bytes in the unit that people would use."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

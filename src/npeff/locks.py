@@ -1,0 +1,35 @@
+"""One writer per run directory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from npeff.errors import UserError
+from npeff.files import disk_errors
+
+
+@contextlib.contextmanager
+def only_one(directory: Path, active: bool = True) -> Iterator[None]:
+    """Hold a lock on `directory` (made if missing); a second process that wants it is told so.
+
+    The operating system drops the lock when its holder ends, however it ends.
+    """
+    if not active:
+        yield
+        return
+    try:
+        import fcntl
+    except ImportError:  # a system without file locks: one writer is then the user's care
+        yield
+        return
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = (directory / ".lock").open("w")
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"Another process is writing to {directory}. Wait for it to end.") from error
+        yield

@@ -1,0 +1,260 @@
+"""A run is a directory: what was collected, in shards that appear whole or not at all.
+
+    RUN/manifest.json       format, config, versions, fingerprints, hashes of everything below
+    RUN/examples.parquet    one row per example: text, label, prediction, probability, PEF norm, ...
+    RUN/shards/00000.safetensors, ...   rows, gradients, activations and probabilities of a block of examples
+
+While a collection is under way each finished shard has a record beside it (00000.json); the last step gathers the
+records into the manifest. So a killed collection continues behind its last whole shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from npeff.errors import UserError
+from npeff.files import read_json, remove_partials, sha256, whole_file, write_json
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+EXAMPLES = "examples.parquet"
+SHARDS = "shards"
+
+# what a decomposition may ask for: tensor in the shards, and the switch of `npeff collect` that adds it
+KINDS = {
+    "fisher": ("rows", "--fisher"),
+    "gradient": ("gradient", "--gradient"),
+    "activation": ("activation", "--activation"),
+}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A block of examples start..stop-1."""
+
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def file(self) -> str:
+        return f"{SHARDS}/{self.number:05d}.safetensors"
+
+    @property
+    def record(self) -> str:
+        return f"{SHARDS}/{self.number:05d}.json"
+
+
+class Run:
+    """A run directory."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    # --- opening -----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def open(path: str | Path) -> Run:
+        """Open a finished run."""
+        run = Run.open_unfinished(path)
+        if not run.manifest["complete"]:
+            raise UserError(f"{path} is not finished: run `npeff collect` on it again and it continues.")
+        return run
+
+    @staticmethod
+    def open_unfinished(path: str | Path) -> Run:
+        """Open a run whether or not its collection has ended."""
+        path = Path(path)
+        if not (path / MANIFEST).is_file():
+            raise UserError(f"{path} is not a run directory: it has no {MANIFEST}. `npeff collect` makes one.")
+        manifest = read_json(path / MANIFEST)
+        try:
+            version = int(manifest["format"])
+            if version > FORMAT:
+                raise UserError(
+                    f"{path} was written by a newer npeff ({manifest.get('npeff')}, format {version}); "
+                    f"this one reads formats up to {FORMAT}. Upgrade npeff."
+                )
+            for name in ("complete", "identity", "examples", "shard_examples", "inputs_sha256"):
+                manifest[name]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path / MANIFEST} is damaged: {error!r} is missing or wrong.") from error
+        return Run(path, manifest)
+
+    @staticmethod
+    def create(path: str | Path, manifest: dict[str, Any], examples: pa.Table) -> Run:
+        """Start a run with its inputs. `manifest` has `identity`, `config`, and what else is worth knowing."""
+        path = Path(path)
+        known = {EXAMPLES, SHARDS, ".lock"}
+        strangers = [item.name for item in path.iterdir() if item.name not in known] if path.is_dir() else []
+        if [name for name in strangers if not name.endswith(".partial")]:
+            raise UserError(
+                f"{path} holds other files ({', '.join(strangers[:3])}). Choose a new directory for the run."
+            )
+        write_examples(path / EXAMPLES, examples)
+        whole = {
+            "format": FORMAT,
+            "complete": False,
+            **manifest,
+            "examples": len(examples),
+            "inputs_sha256": inputs_hash(examples),
+        }
+        write_json(path / MANIFEST, whole)
+        return Run(path, whole)
+
+    # --- what is in it -----------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what was collected: config, model and examples."""
+        identity = {"identity": self.manifest["identity"], "inputs": self.manifest["inputs_sha256"]}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def shards(self) -> list[Shard]:
+        """All shards, whether or not they are there yet."""
+        size, total = self.manifest["shard_examples"], self.manifest["examples"]
+        return [Shard(i, start, min(start + size, total)) for i, start in enumerate(range(0, total, size))]
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The example table."""
+        try:
+            return pq.read_table(self.path / EXAMPLES)
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(
+                f"Cannot read {self.path / EXAMPLES}: {error}. `npeff verify` says what is damaged."
+            ) from error
+
+    def source(self, kind: str) -> StoredRows:
+        """Rows of one kind: `fisher`, `gradient` or `activation`."""
+        tensor, switch = KINDS[kind]
+        if kind not in self.manifest["identity"]["collected"]:
+            raise UserError(f"{self.path} has no {kind} rows. Collect a run with {switch}.")
+        ranks = self.table["rank"].to_numpy().astype(np.int64)
+        usable = (~self.table["set_aside"].is_valid().to_numpy()).astype(np.int64)
+        return StoredRows(self, tensor, ranks if kind == "fisher" else usable)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A per-example tensor of all shards, [m, ...]; for the small ones, such as `probabilities`."""
+        return torch.cat([read_tensors(self.path / shard.file, [name])[name] for shard in self.shards])
+
+    # --- writing shards ----------------------------------------------------------------------------------------
+
+    def write_shard(self, shard: Shard, tensors: dict[str, torch.Tensor]) -> None:
+        """Write a shard, then its record."""
+        path = self.path / shard.file
+        with whole_file(path) as temporary:
+            save_file(tensors, temporary)
+        record = {"file": shard.file, "start": shard.start, "stop": shard.stop, "sha256": sha256(path)}
+        write_json(self.path / shard.record, record)
+
+    def is_written(self, shard: Shard) -> bool:
+        """Whether a shard is on disk, whole."""
+        return (self.path / shard.record).is_file() and (self.path / shard.file).is_file()
+
+    def finish(self, examples: pa.Table) -> None:
+        """Gather the records into the manifest and write the final example table. May be repeated."""
+        records = [read_json(self.path / shard.record) for shard in self.shards]
+        write_examples(self.path / EXAMPLES, examples)
+        self.manifest |= {
+            "complete": True,
+            "shards": records,
+            "examples_sha256": sha256(self.path / EXAMPLES),
+        }
+        write_json(self.path / MANIFEST, self.manifest)
+        self.clean_up()
+        self.__dict__.pop("table", None)
+
+    def clean_up(self) -> None:
+        """Remove what a killed writer left, and the records of a finished run."""
+        for directory in (self.path, self.path / SHARDS):
+            remove_partials(directory)
+        if self.manifest["complete"]:
+            for shard in self.shards:
+                (self.path / shard.record).unlink(missing_ok=True)
+
+    # --- checking ----------------------------------------------------------------------------------------------
+
+    def damaged_shards(self) -> Iterator[tuple[Shard, str]]:
+        """Every shard that is not what was written, with what is wrong."""
+        for shard, record in zip(self.shards, self.manifest["shards"], strict=True):
+            path = self.path / shard.file
+            if not path.is_file():
+                yield shard, "is missing"
+            elif sha256(path) != record["sha256"]:
+                yield shard, "has changed (its SHA-256 differs)"
+
+    def examples_are_whole(self) -> bool:
+        """Whether the example table is what was written."""
+        path = self.path / EXAMPLES
+        return path.is_file() and sha256(path) == self.manifest["examples_sha256"]
+
+
+class StoredRows:
+    """A RowSource over a run's shards; nothing is held in memory."""
+
+    def __init__(self, run: Run, tensor: str, ranks: np.ndarray) -> None:
+        self.run, self.tensor, self.ranks = run, tensor, ranks
+        self._size = run.manifest["shard_examples"]
+        self.dim = int(self._read(run.shards[0], 0, 1).shape[1]) if len(ranks) else 0
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Rows of the examples start..stop-1, float32, [sum of ranks, p]."""
+        parts = []
+        for shard in self.run.shards[start // self._size : -(-stop // self._size)]:
+            first, last = max(start, shard.start), min(stop, shard.stop)
+            ends = np.concatenate([[0], np.cumsum(self.ranks[shard.start : last])])
+            parts.append(self._read(shard, int(ends[first - shard.start]), int(ends[-1])).float())
+        return torch.cat(parts) if parts else torch.empty(0, self.dim)
+
+    def _read(self, shard: Shard, first: int, last: int) -> torch.Tensor:
+        path = self.run.path / shard.file
+        with _shard_errors(path), safe_open(path, framework="pt") as handle:
+            return handle.get_slice(self.tensor)[first:last]
+
+
+def read_tensors(path: Path, names: list[str]) -> dict[str, torch.Tensor]:
+    """Named tensors of a shard."""
+    with _shard_errors(path), safe_open(path, framework="pt") as handle:
+        return {name: handle.get_tensor(name) for name in names}
+
+
+class _shard_errors:  # noqa: N801 - reads as a block
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SafetensorError | OSError):
+            raise UserError(f"Cannot read {self.path}: {error}. `npeff verify` mends damaged shards.") from error
+
+
+def write_examples(path: Path, examples: pa.Table) -> None:
+    """Write an example table, whole or not at all."""
+    with whole_file(path) as temporary:
+        pq.write_table(examples, temporary)
+
+
+def inputs_hash(examples: pa.Table) -> str:
+    """Hash of what is asked: texts, labels, answers and fields."""
+    digest = hashlib.sha256()
+    for name in sorted(examples.column_names):
+        digest.update(json.dumps([name, examples[name].to_pylist()], ensure_ascii=False).encode())
+    return digest.hexdigest()
