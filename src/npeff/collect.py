@@ -27,7 +27,7 @@ from npeff.locks import only_one
 from npeff.models import LoadedModel, ModelConfig, Selection, load_model, select_parameters
 from npeff.rows import ArrayRows
 from npeff.sketch.base import SketchConfig, make_sketch
-from npeff.store import Run, Shard, inputs_hash, read_tensors
+from npeff.store import Run, Shard, inputs_hash, inputs_of, read_tensors
 from npeff.tasks import Task, load_task
 
 
@@ -103,10 +103,10 @@ def collect(config: CollectConfig) -> Run:
         distributed.barrier()
         run = Run.open_unfinished(path)
         if not run.manifest["complete"]:
-            _collect_shards(run, prepared, prompts, [shard for shard in run.shards if not run.is_written(shard)])
+            collect_shards(run, prepared, prompts, [shard for shard in run.shards if not run.is_written(shard)])
             distributed.barrier()
             if distributed.rank() == 0:
-                run.finish(final_table(run, prepared))
+                run.finish(final_table(run, prepared, inputs_of(run.table)))
             distributed.barrier()
     run = Run.open(path)
     if distributed.rank() == 0:
@@ -211,7 +211,7 @@ def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) ->
     }
 
 
-def _collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shards: Sequence[Shard]) -> None:
+def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shards: Sequence[Shard]) -> None:
     """Collect this rank's part of `shards`. A shard's numbers do not depend on who collects it."""
     mine = shards[distributed.rank() :: distributed.world_size()]
     total = sum(shard.stop - shard.start for shard in mine)
@@ -272,15 +272,12 @@ def collect_prompts(
     return result
 
 
-def final_table(run: Run, prepared: Prepared) -> pa.Table:
-    """The example table with what was found about each example."""
+def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
+    """The table of inputs with what was found about each example."""
     names = ["prediction", "probability", "set_aside"]
     names += ["rank", "pef_norm", "kept"] if prepared.config.fisher else []
     shards = [read_tensors(run.path / shard.file, names) for shard in run.shards]
     columns = {name: torch.cat([shard[name] for shard in shards]).numpy() for name in names}
-    table = run.table
-    for name in set(names) & set(table.column_names):  # a second finish after a kill
-        table = table.drop_columns([name])
     aside = columns.pop("set_aside").astype(bool)
     if not prepared.config.fisher:
         columns["rank"] = (~aside).astype(np.int32)

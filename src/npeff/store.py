@@ -168,8 +168,15 @@ class Run:
         return (self.path / shard.record).is_file() and (self.path / shard.file).is_file()
 
     def finish(self, examples: pa.Table) -> None:
-        """Gather the records into the manifest and write the final example table. May be repeated."""
-        records = [read_json(self.path / shard.record) for shard in self.shards]
+        """Gather the records into the manifest and write the final example table. May be repeated.
+
+        A shard without a record is one that an earlier call has gathered already.
+        """
+        old = self.manifest.get("shards") or [None] * len(self.shards)
+        records = [
+            read_json(self.path / shard.record) if (self.path / shard.record).is_file() else record
+            for shard, record in zip(self.shards, old, strict=True)
+        ]
         write_examples(self.path / EXAMPLES, examples)
         self.manifest |= {
             "complete": True,
@@ -250,6 +257,12 @@ def write_examples(path: Path, examples: pa.Table) -> None:
     """Write an example table, whole or not at all."""
     with whole_file(path) as temporary:
         pq.write_table(examples, temporary)
+
+
+def inputs_of(examples: pa.Table) -> pa.Table:
+    """The columns that a collection starts from, without those that it found."""
+    asked = {"source_row", "text", "label", "answer"}
+    return examples.select([name for name in examples.column_names if name in asked or name.startswith("field:")])
 
 
 def inputs_hash(examples: pa.Table) -> str:

@@ -1,0 +1,127 @@
+"""`npeff check`: does collection fit this model and task? Compares it with plain autograd, one example at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import tyro
+from tqdm import tqdm
+
+from npeff.answers import AnswerModel
+from npeff.capture import Capture
+from npeff.collect import CollectConfig, Prepared, prepare, tokenize
+from npeff.configs import replace
+from npeff.data import DataConfig, load_dataset
+from npeff.directions import DirectionsConfig, make_directions, spectral
+from npeff.errors import UserError
+from npeff.models import ModelConfig
+from npeff.sketch.base import SketchConfig
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """Compare captured rows with plain autograd, with and without batching, and show what the directions keep."""
+
+    model: tyro.conf.Positional[str]
+    """Model, as --model of `npeff collect`."""
+    task: tyro.conf.Positional[str] = "reviews"
+    """Task, as --task of `npeff collect`."""
+    examples: int = 6
+    """How many examples to try."""
+    data: DataConfig = field(default_factory=DataConfig)
+    options: ModelConfig = field(default_factory=ModelConfig)
+    directions: DirectionsConfig = field(default_factory=DirectionsConfig)
+    sketch: SketchConfig = field(default_factory=SketchConfig)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Largest relative errors over the examples, and what the directions keep."""
+
+    autograd_error: float
+    batch_error: float
+    kept: float
+    spectral_kept: dict[int, float]
+    tolerance: float
+
+    @property
+    def fits(self) -> bool:
+        return max(self.autograd_error, self.batch_error) <= self.tolerance
+
+
+def check(config: CheckConfig) -> CheckReport:
+    """Print the report; a model whose rows are wrong is an error."""
+    data = replace(config.data, task=config.task, limit=config.examples)
+    collect_config = CollectConfig(
+        run=str(Path()),
+        data=data,
+        model=replace(config.options, model=config.model),
+        directions=config.directions,
+        sketch=config.sketch,
+    )
+    prepared = prepare(collect_config)
+    prompts = tokenize(prepared, load_dataset(prepared.task, data))
+    report = compare_with_autograd(prepared, prompts)
+    print(
+        f"{prepared.selection.size:,} parameters, {len(prepared.selection.modules)} modules, {len(prompts)} examples\n"
+        f"rows against plain autograd   relative error {report.autograd_error:.1e}\n"
+        f"rows alone against in a batch relative error {report.batch_error:.1e}\n"
+        f"directions {config.directions.directions} keep {report.kept:.1%} of the Fisher's trace at the outputs"
+    )
+    for count, kept in report.spectral_kept.items():
+        print(f"  spectral:{count:<4} {kept:.1%}")
+    if not report.fits:
+        raise UserError(
+            f"Rows of {config.model} differ from autograd by more than {report.tolerance:g}. Try --dtype float32, "
+            f"or leave modules out with --exclude; if that does not help, please report the model."
+        )
+    print("This model and task fit.")
+    return report
+
+
+def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> CheckReport:
+    """Collect all prompts in one padded batch, each alone, and by autograd with weight gradients."""
+    collector, model = prepared.collector, prepared.model
+    sketch, modules = collector.sketch, prepared.selection.modules
+
+    def rows_of(batch: list[list[int]], V: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        with Capture(modules, sketch.fold_input) as capture:
+            capture.start(len(batch), *collector.answer_model.sequences(batch))
+            z, _ = collector.answer_model.logits(batch)
+            p = z.detach().double().softmax(1)
+            if V is None:
+                V, _ = make_directions(prepared.config.directions, p, list(range(len(batch))))
+            return capture.rows(z, V, sketch), V, p
+
+    together, V, p = rows_of(prompts, None)
+    _, kept = make_directions(prepared.config.directions, p, list(range(len(prompts))))
+    plain = AnswerModel(model, prepared.answers, share_prompt=False)
+    weights = {name: w for m in modules for name, w in m.module.named_parameters(prefix=m.name, recurse=False)}
+    autograd_error = batch_error = 0.0
+    for i, prompt in enumerate(tqdm(prompts, desc="Checking", unit="ex")):
+        alone, _, _ = rows_of([prompt], V[i : i + 1])
+        for weight in weights.values():
+            weight.requires_grad_(True)
+        try:
+            z, _ = plain.logits([prompt])
+            for row in range(V.shape[1]):
+                parts = torch.autograd.grad(z, list(weights.values()), V[i : i + 1, row].to(z.dtype), retain_graph=True)
+                found = dict(zip(weights, parts, strict=True))
+                reference = sketch.matvec(
+                    {m.name: m.matrix(found[f"{m.name}.weight"], found.get(f"{m.name}.bias")) for m in modules}
+                )
+                scale = reference.norm().clamp_min(torch.finfo(torch.float32).tiny)
+                autograd_error = max(autograd_error, float((together[i, row] - reference).norm() / scale))
+                batch_error = max(batch_error, float((together[i, row] - alone[0, row]).norm() / scale))
+        finally:
+            for weight in weights.values():
+                weight.requires_grad_(False)
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count < p.shape[1]]
+    trace = 1 - p.square().sum(1)
+    shares = {c: float((spectral(p, c).square().sum((1, 2)) / trace).mean()) for c in counts}
+    tolerance = TOLERANCE[prepared.config.model.dtype]
+    return CheckReport(autograd_error, batch_error, float(kept.mean()), shares, tolerance)

@@ -1,0 +1,64 @@
+"""`npeff verify`: is a run still what was collected? What is not is collected again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from tqdm import tqdm
+
+from npeff.collect import collect_shards, final_table, prepare_run, tokenize
+from npeff.data import Dataset, load_dataset
+from npeff.errors import UserError
+from npeff.locks import only_one
+from npeff.store import Run, Shard, inputs_hash, inputs_of
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """Check every file of a run by its hash, name the damaged ones and collect those again."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    repair: bool = True
+    """Collect damaged shards again; without, only name them (exit code 2 if there are any)."""
+
+
+def verify(config: VerifyConfig) -> list[str]:
+    """Returns the names of the files that were damaged."""
+    run = Run.open(config.run)
+    table_is_whole = run.examples_are_whole()
+    damaged = list(tqdm(run.damaged_shards(), desc="Checking", unit="damaged"))
+    names = ([] if table_is_whole else ["examples.parquet"]) + [shard.file for shard, _ in damaged]
+    if not table_is_whole:
+        print(f"{run.path / 'examples.parquet'} is missing or has changed")
+    for shard, what in damaged:
+        print(f"{run.path / shard.file} {what} (examples {shard.start} to {shard.stop - 1})")
+    if not names:
+        print(f"{run.path}: all {len(run.shards)} shards and the example table are as they were written.")
+        return names
+    if not config.repair:
+        raise UserError(
+            f"{len(names)} damaged files. Run `npeff verify {config.run}` without --no-repair to mend them."
+        )
+    with only_one(Path(config.run)):
+        _repair(run, [shard for shard, _ in damaged], table_is_whole)
+    print(f"Collected again: {', '.join(names)}")
+    return names
+
+
+def _repair(run: Run, shards: list[Shard], table_is_whole: bool) -> None:
+    prepared = prepare_run(run)
+    if table_is_whole:
+        inputs = inputs_of(run.table)
+    else:
+        inputs = load_dataset(prepared.task, prepared.config.data).table
+        if inputs_hash(inputs) != run.manifest["inputs_sha256"]:
+            raise UserError(
+                f"The example table of {run.path} is damaged, and the data it came from have changed. "
+                f"Restore examples.parquet from a copy, or collect a new run."
+            )
+    prompts = tokenize(prepared, Dataset(inputs, run.manifest["task"]["prefix"]))
+    collect_shards(run, prepared, prompts, shards)
+    run.finish(final_table(run, prepared, inputs))
