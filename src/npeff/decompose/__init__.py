@@ -1,0 +1,1 @@
+"""Decompositions: NPEFF, G-NPEFF, gradient clustering, TopK autoencoder and SVD behind one interface."""

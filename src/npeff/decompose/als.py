@@ -1,0 +1,321 @@
+"""NPEFF without learning rates: exact line search for the components, exact coordinate descent for the coefficients.
+
+The loss is Σᵢ ‖GᵢᵀGᵢ − Σⱼ Wᵢⱼ hⱼhⱼᵀ‖² with W ≥ 0. For fixed W its gradient in H is 4(MH − T) with M = (WᵀW)∘(HHᵀ) and
+T = Σᵢ diag(wᵢ) B_iᵀ G_i, B = GHᵀ. One pass is
+
+1. T: the first product with the rows, summed over ranks;
+2. Δ = M⁻¹(T − MH) and B_Δ = GΔᵀ: the second product. The loss along H + αΔ is a quartic in α, minimised exactly;
+3. extrapolation H + αΔ + β(H + αΔ − previous): B follows without the rows. The coefficients are fitted there; if that
+   does not lower the loss, they are fitted at H + αΔ instead, so the loss never rises. β adapts as in Ang & Gillis,
+   "Accelerating nonnegative matrix factorization algorithms using extrapolation" (2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from npeff import distributed
+from npeff.decompose import quartic
+from npeff.decompose.blocks import Block, Blocks
+from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.coefficients import example_losses, fit_coefficients
+from npeff.decompose.config import FitConfig
+from npeff.decompose.history import History, Progress
+from npeff.decompose.seeds import replacements
+
+SWEEPS = 4
+"""Sweeps over the coefficients in a pass."""
+RIDGE = 1e-7
+"""Added to M's diagonal, as a share of it: equal components would make it singular."""
+DEAD = 1e-10
+"""A component with less than this share of the mean energy is dead."""
+RESEEDS = 5
+"""How often dead components are started again."""
+
+
+@dataclass
+class _Part:
+    """A block's share of the state, all float32 [C, n] or [C, rows]."""
+
+    block: Block
+    W: torch.Tensor
+    trial: torch.Tensor
+    """Coefficients that may replace W."""
+    products: list[torch.Tensor]
+    """B at H, at the last point without extrapolation, and room for B_Δ; empty if they are computed when needed."""
+
+
+class Als:
+    """State of the solver. Memory: 8mC for W, 12·rows·C for products if they may be kept, 16Cp, and the rows' own."""
+
+    def __init__(self, blocks: Blocks, H: torch.Tensor, config: FitConfig, keep_products: bool) -> None:
+        self.blocks, self.config = blocks, config
+        device, (C, p) = blocks.device, H.shape
+        self.H = H.to(device, torch.float32).contiguous()
+        self.T, self.step, self.previous = (torch.empty(C, p, device=device) for _ in range(3))
+        self.parts = [
+            _Part(
+                block,
+                torch.zeros(C, block.examples, device=device),
+                torch.empty(C, block.examples, device=device),
+                [torch.empty(C, block.rows, device=device) for _ in range(3 if keep_products else 0)],
+            )
+            for block in blocks.blocks
+        ]
+        self.keep = keep_products
+        self.norms = float(blocks.nonzero)
+        self.beta, self.beta_limit = 0.5, 1.0
+        self.history = History()
+        self.reseeds = 0
+        self.fresh_since = 0
+
+    def run(self, checkpoint: Checkpoint | None = None, quiet: bool = False) -> None:
+        """Iterate until the loss settles or the passes are used up; continue from a checkpoint if there is one."""
+        if not self._resume(checkpoint):
+            self.start_round(sweeps=10 * SWEEPS)
+            self.history.add(self.loss / self.norms)
+        done = len(self.history.steps) - 1
+        with Progress("npeff", self.config.max_passes, done, quiet) as progress:
+            while done < self.config.max_passes:
+                progress.show(self.history.add(*self.iterate()))
+                done += 1
+                if self.history.settled(self.config.tolerance, self.fresh_since):
+                    if not self._reseed():
+                        self.history.ending = "converged"
+                        return
+                    self.start_round(SWEEPS)
+                elif done % self.config.checkpoint_passes == 0:
+                    self._reseed()
+                    self._normalize()
+                    self._save(checkpoint)
+                    self.start_round(SWEEPS)
+        self.history.ending = "out of passes"
+
+    def start_round(self, sweeps: int) -> None:
+        """Compute from H and W alone everything that passes update, so that no rounding error outlives a round.
+
+        A resumed run starts at the same place with the same bits.
+        """
+        if self.keep:
+            for part, rows in self._with_rows():
+                torch.mm(self.H, rows.T, out=part.products[0])
+                part.block.scaled(part.products[0])
+        self.have_previous = False
+        self._fit(sweeps)
+        self._accept()
+
+    def iterate(self) -> tuple[float, float]:
+        """One pass. Returns the loss per example and the step length."""
+        self._combine()
+        M = self.S * self.K
+        gradient = self.T.addmm_(M.to(self.T), self.H, alpha=-1)  # T − MH: a quarter of the descent
+        direction = torch.mm(inverse(M).to(self.T), gradient, out=self.step)
+        slope = float(torch.dot(gradient.view(-1), direction.view(-1)))
+        curvature = self._project(direction)
+        cross, square = (self.H @ direction.T).double(), gram(direction)
+        alpha = quartic.along(self.S, self.K, cross, square, slope, curvature).best_step()
+        extrapolated = self.have_previous
+        self._move(alpha, self.beta if extrapolated else 0.0)
+        before = self.loss
+        self._fit(SWEEPS)
+        if extrapolated and self.loss < before:
+            self.beta_limit = min(1.0, 1.02 * self.beta_limit)
+            self.beta = min(1.05 * self.beta, self.beta_limit)
+        elif extrapolated:
+            self.beta_limit, self.beta = self.beta, self.beta / 1.5
+            self._step_back()
+            self._fit(SWEEPS)
+        self._accept()
+        self._remember()
+        return self.loss / self.norms, alpha
+
+    # The two products with the rows.
+
+    def _combine(self) -> None:
+        """T = Σᵢ diag(wᵢ) B_iᵀ G_i, summed over ranks: the one large all-reduce of a pass."""
+        if self.keep:
+            self.T.zero_()
+            for part, rows in self._with_rows():
+                self._add_to_T(part, part.products[0], part.W, rows)
+        distributed.sum_over_ranks(self.T)
+
+    def _project(self, direction: torch.Tensor) -> float:
+        """B_Δ = GΔᵀ; returns Σᵢⱼ Wᵢⱼ ‖GᵢΔⱼ‖²."""
+        total = torch.zeros(1, dtype=torch.float64)
+        for part, rows in self._with_rows():
+            product = torch.mm(direction, rows.T, out=part.products[2] if self.keep else None)
+            squares = part.block.sum_rows(part.block.scaled(product).square())
+            total += inner(part.W, squares)
+        return float(distributed.sum_over_ranks(total))
+
+    def _add_to_T(self, part: _Part, product: torch.Tensor, W: torch.Tensor, rows: torch.Tensor) -> None:
+        room = part.products[2] if self.keep else None
+        weighted = torch.mul(part.block.spread(W), product, out=room)
+        self.T.addmm_(part.block.scaled(weighted), rows)
+
+    def _with_rows(self) -> Iterator[tuple[_Part, torch.Tensor]]:
+        for part, (_, rows) in zip(self.parts, self.blocks, strict=True):
+            yield part, rows
+
+    # Coefficients.
+
+    def _fit(self, sweeps: int) -> None:
+        """Fit coefficients at H, starting from W, into `trial`; sets K, the loss and S = WᵀW of the trial.
+
+        Without kept products this reads the rows, and T is added up on the way.
+        """
+        self.K = gram(self.H)
+        Q = self.K.square()
+        C = len(Q)
+        sums = torch.zeros(C * C + 1, dtype=torch.float64, device=self.H.device)
+        if not self.keep:
+            self.T.zero_()
+        for part, rows in self._with_rows() if not self.keep else ((part, None) for part in self.parts):
+            product = part.products[0] if rows is None else part.block.scaled(self.H @ rows.T)
+            N = part.block.sum_rows(product.square())
+            fit_coefficients(part.trial.copy_(part.W), N, Q.to(N), sweeps)
+            sums[:-1] += (part.trial @ part.trial.T).double().view(-1)
+            sums[-1] += inner(part.trial, N)
+            if rows is not None:
+                self._add_to_T(part, product, part.trial, rows)
+        distributed.sum_over_ranks(sums)
+        self.S = sums[:-1].view(C, C)
+        self.loss = self.norms - 2 * float(sums[-1]) + inner(self.S, Q)
+
+    def _accept(self) -> None:
+        """The coefficients on trial become the coefficients."""
+        for part in self.parts:
+            part.W, part.trial = part.trial, part.W
+
+    # Points: H, H + αΔ and the one before it, together with their products with the rows.
+
+    def _triples(self) -> Iterator[list[torch.Tensor]]:
+        """[point, previous point, step] for the components and for every block's products with them."""
+        yield [self.H, self.previous, self.step]
+        for part in self.parts:
+            if self.keep:
+                yield part.products
+
+    def _move(self, alpha: float, beta: float) -> None:
+        """The step becomes H + αΔ, and H goes beyond it by β times the way from the previous such point."""
+        for point, previous, step in self._triples():
+            step.mul_(alpha).add_(point)
+            if beta:
+                torch.lerp(previous, step, 1.0 + beta, out=point)
+            else:
+                point.copy_(step)
+
+    def _step_back(self) -> None:
+        """H becomes H + αΔ, without extrapolation."""
+        for point, _, step in self._triples():
+            point.copy_(step)
+
+    def _remember(self) -> None:
+        """H + αΔ becomes the previous point; its old memory is the next step's."""
+        self.previous, self.step = self.step, self.previous
+        for part in self.parts:
+            if self.keep:
+                part.products[1], part.products[2] = part.products[2], part.products[1]
+        self.have_previous = True
+
+    # Between rounds.
+
+    def _reseed(self) -> bool:
+        """Start dead components again from badly explained examples; False if there are none."""
+        energy = self.S.diagonal() * self.K.diagonal().square()
+        dead = (energy <= DEAD * energy.mean()).nonzero().view(-1)
+        if not len(dead) or self.reseeds >= RESEEDS:
+            return False
+        worst: list[tuple[float, int]] = []
+        Q = self.K.square()
+        for part, rows in self._with_rows() if not self.keep else ((part, None) for part in self.parts):
+            product = part.products[0] if rows is None else part.block.scaled(self.H @ rows.T)
+            N = part.block.sum_rows(product.square())
+            losses = example_losses(part.W, N, Q.to(N), part.block.norms)
+            values, which = losses.topk(min(4 * len(dead), len(losses)))
+            worst += zip(values.tolist(), (which + part.block.start).tolist(), strict=True)
+        everyone = [pair for pairs in distributed.everyone_has(worst) for pair in pairs]
+        everyone = sorted(everyone, reverse=True)[: 4 * len(dead)]
+        found = replacements(self.blocks.source, everyone, len(dead)).to(self.H)
+        for j, direction in zip(dead.tolist(), found, strict=False):
+            self.H[j] = direction
+            for part in self.parts:
+                part.W[j] = 0
+        self.reseeds += 1
+        self.history.reseeded += len(found)
+        self.fresh_since = len(self.history.steps) - 1
+        return len(found) > 0
+
+    def _normalize(self) -> None:
+        """Components to unit norm, coefficients to match, and the first rank's components to every rank."""
+        if distributed.rank() > 0:
+            self.H.zero_()
+        distributed.sum_over_ranks(self.H)
+        norms = self.H.norm(dim=1, keepdim=True)
+        norms = torch.where(norms > 0, norms, 1.0)
+        self.H /= norms
+        for part in self.parts:
+            part.W *= norms.square()
+
+    def _save(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None:
+            return
+        state = {
+            "history": self.history.to_dict(),
+            "beta": [self.beta, self.beta_limit],
+            "reseeds": [self.reseeds, self.fresh_since],
+        }
+        checkpoint.save(len(self.history.steps) - 1, self.coefficients(), {"H": self.H}, state)
+
+    def _resume(self, checkpoint: Checkpoint | None) -> bool:
+        found = checkpoint.load() if checkpoint else None
+        if found is None:
+            return False
+        W, shared, state = found
+        self.H.copy_(shared["H"])
+        for part in self.parts:
+            part.W.copy_(W[part.block.start : part.block.stop].T)
+        self.history = History.from_dict(state["history"])
+        self.beta, self.beta_limit = state["beta"]
+        self.reseeds, self.fresh_since = state["reseeds"]
+        self.start_round(SWEEPS)
+        return True
+
+    def coefficients(self) -> torch.Tensor:
+        """W of this rank's examples, [n, C] on the CPU."""
+        parts = [part.W.T.cpu() for part in self.parts]
+        return torch.cat(parts) if parts else torch.zeros(0, len(self.H))
+
+
+def gram(H: torch.Tensor) -> torch.Tensor:
+    """HHᵀ, float64 [C, C]."""
+    return (H @ H.T).double()
+
+
+def inner(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Σ first∘second; products in the tensors' type, their sum in float64."""
+    return float((first * second).sum(dtype=torch.float64))
+
+
+def inverse(M: torch.Tensor) -> torch.Tensor:
+    """Inverse of the symmetric M [C, C] with a small ridge; rows of components without weight come out zero."""
+    diagonal = M.diagonal()
+    alive = diagonal > 1e-20 * diagonal.max()
+    size = torch.where(alive, diagonal, 1.0).rsqrt() * alive
+    scaled = M * size[:, None] * size  # unit diagonal: the ridge means the same for every component
+    scaled.diagonal().fill_(1.0 + RIDGE)
+    return torch.cholesky_inverse(_cholesky(scaled)) * size[:, None] * size
+
+
+def _cholesky(M: torch.Tensor) -> torch.Tensor:
+    """Cholesky factor of M; rounding may need a larger ridge."""
+    ridge = RIDGE
+    while True:
+        factor, failed = torch.linalg.cholesky_ex(M)
+        if not int(failed):
+            return factor
+        ridge *= 10
+        M = M + ridge * torch.eye(len(M), dtype=M.dtype, device=M.device)

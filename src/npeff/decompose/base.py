@@ -1,0 +1,167 @@
+"""One interface for NPEFF and the methods it is compared with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from npeff import __version__
+from npeff.configs import from_dict, to_dict
+from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.config import FitConfig
+from npeff.decompose.history import History
+from npeff.errors import UserError
+from npeff.files import read_json, sha256, whole_file, write_json
+from npeff.rows import RowSource
+
+Order = Literal["positive", "negative", "absolute"]
+_CLASSES: dict[str, type[Decomposition]] = {}
+
+
+class Decomposition(ABC):
+    """Components of a set of examples, and how much of each component is in each example.
+
+    `fit` sets `components` [C, p], and for the examples it was given `coefficients` [m, C], `residuals` [m] (squared
+    distance of each unit-norm example from its reconstruction) and `history`.
+    """
+
+    kind: ClassVar[str]
+    """Rows the method is made of: fisher, gradient or activation."""
+    orders: ClassVar[tuple[Order, ...]] = ("positive",)
+    """Ways to rank the examples of a component; a method with signed coefficients has three."""
+
+    components: torch.Tensor
+    coefficients: torch.Tensor
+    residuals: torch.Tensor
+
+    def __init__(
+        self, config: FitConfig | None = None, *, checkpoint: Checkpoint | None = None, quiet: bool = True
+    ) -> None:
+        self.config = config or FitConfig()
+        self.checkpoint, self.quiet = checkpoint, quiet
+        self.history = History()
+        self.notes: dict[str, Any] = {}
+        """What else is worth keeping beside the tensors: the run's fingerprint, held-out examples, ..."""
+
+    def __init_subclass__(cls, method: str | None = None) -> None:
+        if method:
+            _CLASSES[method] = cls
+
+    @abstractmethod
+    def fit(self, source: RowSource) -> Self:
+        """Find the components of the examples of `source`."""
+
+    @abstractmethod
+    def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
+        """Coefficients [m, C] and residuals [m] of other examples, components fixed."""
+
+    def transform(self, source: RowSource) -> torch.Tensor:
+        """Coefficients [m, C] of other examples, components fixed."""
+        return self.explain(source)[0]
+
+    def scores(self, order: Order = "positive") -> torch.Tensor:
+        """What to rank examples by, largest first, [m, C]; an example with 0 or less does not belong to a component."""
+        if order not in self.orders:
+            raise UserError(f"Examples of {self.config.method} can be ranked by {', '.join(self.orders)}, not {order}.")
+        return {"positive": self.coefficients, "negative": -self.coefficients, "absolute": self.coefficients.abs()}[order]
+
+    @property
+    def energy(self) -> torch.Tensor:
+        """Share of each component in the squared coefficients, [C]."""
+        energy = self.coefficients.double().square().sum(dim=0)
+        return (energy / energy.sum().clamp(min=1e-300)).float()
+
+    def extra(self) -> dict[str, torch.Tensor]:
+        """Further tensors that `explain` needs."""
+        return {}
+
+    def restore(self, extra: dict[str, torch.Tensor]) -> None:
+        """Take back what `extra` gave."""
+
+    def save(self, directory: Path | str) -> None:
+        """Write tensors.safetensors, history.csv, history.png, diagnostics.json and, last, config.json.
+
+        A directory without config.json is not a decomposition, so one that was not finished is never read.
+        """
+        directory = Path(directory)
+        (directory / "config.json").unlink(missing_ok=True)
+        tensors = {
+            "components": self.components,
+            "coefficients": self.coefficients,
+            "residuals": self.residuals,
+            **self.extra(),
+        }
+        with whole_file(directory / "tensors.safetensors") as temporary:
+            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+        self.history.write_csv(directory / "history.csv")
+        self.history.plot(directory / "history.png")
+        write_json(directory / "diagnostics.json", self.diagnostics())
+        values = {
+            "npeff": __version__,
+            "method": self.config.method,
+            "components": list(self.components.shape),
+            "config": to_dict(self.config),
+            "history": {"ending": self.history.ending, "reseeded": self.history.reseeded, "loss": self.history.loss},
+            "notes": self.notes,
+            "sha256": sha256(directory / "tensors.safetensors"),
+        }
+        write_json(directory / "config.json", values)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """What a user should look at before trusting the components."""
+        worst = self.residuals.argsort(descending=True)[:16]
+        used = (self.coefficients.abs() > 0).sum(dim=0)
+        return {
+            "verdict": self.history.verdict(self.config.tolerance),
+            "passes": max(len(self.history.steps) - 1, 0),
+            "loss": self.history.loss,
+            "ending": self.history.ending,
+            "reseeded": self.history.reseeded,
+            "unused_components": int((used == 0).sum()),
+            "examples_per_component": {"min": int(used.min()), "median": int(used.median()), "max": int(used.max())},
+            "components_per_example": float((self.coefficients.abs() > 0).float().sum(dim=1).mean()),
+            "component_energy": [round(share, 6) for share in self.energy.tolist()],
+            "worst_examples": worst.tolist(),
+            "worst_residuals": [round(value, 4) for value in self.residuals[worst].tolist()],
+            **{key: value for key, value in self.notes.items() if key in ("held_in_loss", "held_out_loss")},
+        }
+
+
+def create(config: FitConfig, checkpoint: Checkpoint | None = None, quiet: bool = True) -> Decomposition:
+    """The estimator that a config asks for."""
+    return _CLASSES[config.method](config, checkpoint=checkpoint, quiet=quiet)
+
+
+def kind_of(method: str) -> str:
+    """Rows that a method is made of."""
+    return _CLASSES[method].kind
+
+
+def load(directory: Path | str, fingerprint: str | None = None) -> Decomposition:
+    """Read what `save` wrote; with `fingerprint`, refuse a decomposition of another run."""
+    directory = Path(directory)
+    if not (directory / "config.json").exists():
+        raise UserError(f"There is no finished decomposition in {directory}; make one with `npeff decompose`.")
+    values = read_json(directory / "config.json")
+    try:
+        method, notes, saved, digest = (values[key] for key in ("method", "notes", "config", "sha256"))
+        decomposition = _CLASSES[method](from_dict(FitConfig, saved))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{directory / 'config.json'} does not describe a decomposition: no {error}.") from error
+    if fingerprint is not None and notes.get("run") not in (None, fingerprint):
+        raise UserError(f"{directory} belongs to another run (or the run was collected again); decompose this one.")
+    tensors_file = directory / "tensors.safetensors"
+    if not tensors_file.exists() or sha256(tensors_file) != digest:
+        raise UserError(f"{tensors_file} is missing or damaged; run `npeff decompose` again.")
+    tensors = load_file(tensors_file)
+    for name in ("components", "coefficients", "residuals"):
+        setattr(decomposition, name, tensors.pop(name))
+    decomposition.restore(tensors)
+    decomposition.notes = notes
+    history = values["history"]
+    decomposition.history = History([], history["ending"], history["reseeded"])
+    return decomposition

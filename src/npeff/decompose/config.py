@@ -1,0 +1,97 @@
+"""Options of a decomposition. The command line, the Python call and the replay file are made from these classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from npeff.errors import UserError
+
+Method = Literal["npeff", "gnpeff", "clusters", "sae", "svd-gradients", "svd-activations"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+@dataclass(frozen=True)
+class PaperConfig:
+    """Options of the solver `paper`, the algorithm as printed. Its learning rates are for sums over all examples."""
+
+    frozen_steps: int = 1000
+    """First steps, in which the coefficients are frozen."""
+    joint_steps: int = 3000
+    """Steps after them, in which coefficients and components move."""
+    frozen_rate: float = 1e-5
+    """Learning rate while the coefficients are frozen."""
+    joint_rate: float = 3e-4
+    """Learning rate after that."""
+    tau: float = 0.0
+    """Leave a stage early when ten steps lower the summed loss by less than this; 0 never does."""
+
+    def __post_init__(self) -> None:
+        positive("paper.joint-steps", self.joint_steps)
+        positive("paper.frozen-rate", self.frozen_rate)
+        positive("paper.joint-rate", self.joint_rate)
+        if self.frozen_steps < 0 or self.tau < 0:
+            raise UserError("paper.frozen-steps and paper.tau cannot be negative.")
+
+
+@dataclass(frozen=True)
+class SaeConfig:
+    """Options of the sparse autoencoder."""
+
+    k: int = 32
+    """Latents that may be active in an example."""
+    rate: float = 1e-3
+    """Learning rate of Adam."""
+    batch: int = 4096
+    """Examples per step (all of them if there are fewer)."""
+    steps: int = 51_200
+    """Most steps to take."""
+    patience: int = 500
+    """Stop when the mean loss of this many steps improves on that of the ones before by less than `tolerance`."""
+
+    def __post_init__(self) -> None:
+        for name in ("k", "rate", "batch", "steps", "patience"):
+            positive(f"sae.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """How to decompose, whatever the rows come from."""
+
+    method: Method = "npeff"
+    """What to compute: NPEFF on Fishers, NPEFF on gradients, k-means, a TopK autoencoder, or an SVD."""
+    components: int = 128
+    """Number of components C."""
+    seed: int = 0
+    """Seed of everything that is drawn at random."""
+    solver: Literal["als", "paper"] = "als"
+    """For NPEFF: `als` has no learning rate, `paper` is gradient descent with multiplicative updates."""
+    init: Literal["kmeans++", "random"] = "kmeans++"
+    """Where components start (`als` and `clusters`): spread-out examples, or random examples."""
+    max_passes: int = 500
+    """Most iterations; each reads all rows twice (`clusters`, `svd-gradients`: once)."""
+    tolerance: float = 1e-4
+    """Stop when ten passes improve the loss by less than this share of it."""
+    chunk: int = 1024
+    """Rows read at a time."""
+    memory_gb: float = 2.0
+    """What may be kept in memory between passes (rows, their products with the components) to save time; with 0
+    everything is read and computed anew. The result is the same up to rounding."""
+    checkpoint_passes: int = 20
+    """Passes between checkpoints; a killed run continues from the last one."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
+    paper: PaperConfig = field(default_factory=PaperConfig)
+    sae: SaeConfig = field(default_factory=SaeConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("components", "max_passes", "chunk", "checkpoint_passes"):
+            positive(name.replace("_", "-"), getattr(self, name))
+        if self.seed < 0 or self.tolerance < 0 or self.memory_gb < 0:
+            raise UserError("seed, tolerance and memory-gb cannot be negative.")
+
+
+def positive(name: str, value: float) -> None:
+    """Refuse what is not above zero (NaN included)."""
+    if not value > 0:
+        raise UserError(f"{name} should be above 0, not {value}.")

@@ -1,0 +1,107 @@
+"""Non-negative per-example Fisher factorization, of Fishers or of gradients."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import torch
+
+from npeff.decompose.als import Als, gram
+from npeff.decompose.base import Decomposition
+from npeff.decompose.blocks import Blocks, pick_device
+from npeff.decompose.coefficients import example_losses, fit_coefficients
+from npeff.decompose.config import FitConfig
+from npeff.decompose.paper import Paper, start
+from npeff.decompose.rotate import Rotation
+from npeff.decompose.seeds import start_components
+from npeff.errors import UserError
+from npeff.rows import RowSource
+
+# Sweeps of the final coefficient fit, and the change at which it is done.
+FINAL_SWEEPS, FINAL_TOLERANCE = 300, 1e-4
+
+
+class Npeff(Decomposition, method="npeff"):
+    """Minimise Σᵢ ‖GᵢᵀGᵢ − Σⱼ Wᵢⱼ hⱼhⱼᵀ‖² over W ≥ 0 and H, PEFs at unit norm going in, components coming out."""
+
+    kind = "fisher"
+
+    def fit(self, source: RowSource) -> Self:
+        torch.set_flush_denormal(True)  # coefficients shrink towards zero; denormal numbers are ten times slower
+        config, device = self.config, pick_device(self.config.device)
+        memory = config.memory_gb * 1e9
+        rotation = None
+        if config.solver == "als" and Rotation.pays(source, memory):
+            rotation = Rotation(source, config.chunk, device)
+        H, W = self._solve(rotation.source if rotation else source, device, memory)
+        if rotation:
+            H = rotation.lift(H)
+            del rotation
+        norms = H.norm(dim=1)
+        self.components = (H / torch.where(norms > 0, norms, 1.0)[:, None]).cpu()
+        blocks = Blocks(source, config.chunk, device)
+        self.coefficients, self.residuals = self._explain(blocks, W * norms.square().cpu())
+        self.history.add(float(self.residuals.double().sum()) / blocks.nonzero, stage=self.history.steps[-1].stage)
+        return self
+
+    def _solve(self, source: RowSource, device: torch.device, memory: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """H [C, p] and W [m, C] as the solver leaves them."""
+        config, C = self.config, self.config.components
+        products = 12.0 * float(np.sum(source.ranks)) * C
+        keep_products = config.solver == "als" and products <= memory
+        blocks = Blocks(source, config.chunk, device, memory - products * keep_products)
+        check_examples(blocks, C)
+        solver: Als | Paper
+        if config.solver == "als":
+            H = start_components(source, C, config.init, config.seed)
+            solver = Als(blocks, H, config, keep_products)
+        else:
+            solver = Paper(blocks, *start(blocks, C, config.seed), config)
+        solver.run(self.checkpoint, self.quiet)
+        self.history = solver.history
+        return solver.H, blocks.gather(solver.coefficients().split([block.examples for block in blocks.blocks]))
+
+    def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
+        check_dim(source, self.components)
+        return self._explain(Blocks(source, self.config.chunk, pick_device(self.config.device)))
+
+    def _explain(self, blocks: Blocks, warm: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Coefficients [m, C] and residuals [m], from coefficients `warm` [m, C] if there are some."""
+        H = self.components.to(blocks.device)
+        Q = gram(H).square().float()
+        coefficients, residuals = [], []
+        for block, rows in blocks:
+            N = block.sum_rows(block.scaled(H @ rows.T).square())
+            W = torch.zeros_like(N)
+            if warm is not None:
+                W.copy_(warm[block.start : block.stop].T)
+            fit_coefficients(W, N, Q, FINAL_SWEEPS, FINAL_TOLERANCE)
+            coefficients.append(W.T)
+            residuals.append(example_losses(W, N, Q, block.norms).clamp_(min=0))
+        return blocks.gather(coefficients), blocks.gather(residuals)
+
+
+class GradientNpeff(Npeff, method="gnpeff"):
+    """The same decomposition of rank-1 PEFs ggᵀ, g the gradient of the predicted answer's log-probability."""
+
+    kind = "gradient"
+
+
+def check_examples(blocks: Blocks, components: int) -> None:
+    """Refuse to look for more components than there are examples."""
+    if blocks.nonzero == 0:
+        raise UserError("Every example is zero: there is nothing to decompose.")
+    if blocks.nonzero < components:
+        zero = blocks.total_examples - blocks.nonzero
+        besides = f" (and {zero} that are zero)" if zero else ""
+        raise UserError(f"{components} components need as many examples; there are {blocks.nonzero}{besides}.")
+
+
+def check_dim(source: RowSource, components: torch.Tensor) -> None:
+    """Refuse rows of another length than the components."""
+    if source.dim != components.shape[1]:
+        raise UserError(f"The rows have {source.dim} numbers, the components {components.shape[1]}: not the same sketch.")
+
+
+__all__ = ["FitConfig", "GradientNpeff", "Npeff"]
