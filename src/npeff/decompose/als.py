@@ -139,7 +139,7 @@ class Als:
         if self.keep:
             self.T.zero_()
             for part, rows in self._with_rows():
-                self._add_to_T(part, part.products[0], part.W, rows)
+                self._add_weighted(part, part.products[0], part.W, rows)
         distributed.sum_over_ranks(self.T)
 
     def _project(self, direction: torch.Tensor) -> float:
@@ -151,7 +151,7 @@ class Als:
             total += inner(part.W, squares)
         return float(distributed.sum_over_ranks(total))
 
-    def _add_to_T(self, part: _Part, product: torch.Tensor, W: torch.Tensor, rows: torch.Tensor) -> None:
+    def _add_weighted(self, part: _Part, product: torch.Tensor, W: torch.Tensor, rows: torch.Tensor) -> None:
         room = part.products[2] if self.keep else None
         weighted = torch.mul(part.block.spread(W), product, out=room)
         self.T.addmm_(part.block.scaled(weighted), rows)
@@ -180,7 +180,7 @@ class Als:
             sums[:-1] += (part.trial @ part.trial.T).double().view(-1)
             sums[-1] += inner(part.trial, N)
             if rows is not None:
-                self._add_to_T(part, product, part.trial, rows)
+                self._add_weighted(part, product, part.trial, rows)
         distributed.sum_over_ranks(sums)
         self.S = sums[:-1].view(C, C)
         self.loss = self.norms - 2 * float(sums[-1]) + inner(self.S, Q)
@@ -268,7 +268,7 @@ class Als:
             "beta": [self.beta, self.beta_limit],
             "reseeds": [self.reseeds, self.fresh_since],
         }
-        checkpoint.save(len(self.history.steps) - 1, self.coefficients(), {"H": self.H}, state)
+        checkpoint.save(len(self.history.steps) - 1, self.coefficient_parts(), {"H": self.H}, state)
 
     def _resume(self, checkpoint: Checkpoint | None) -> bool:
         found = checkpoint.load() if checkpoint else None
@@ -284,10 +284,9 @@ class Als:
         self.start_round(SWEEPS)
         return True
 
-    def coefficients(self) -> torch.Tensor:
-        """W of this rank's examples, [n, C] on the CPU."""
-        parts = [part.W.T.cpu() for part in self.parts]
-        return torch.cat(parts) if parts else torch.zeros(0, len(self.H))
+    def coefficient_parts(self) -> list[torch.Tensor]:
+        """W of each block, [n, C]."""
+        return [part.W.T for part in self.parts]
 
 
 def gram(H: torch.Tensor) -> torch.Tensor:

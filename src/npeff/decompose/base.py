@@ -67,7 +67,9 @@ class Decomposition(ABC):
         """What to rank examples by, largest first, [m, C]; an example with 0 or less does not belong to a component."""
         if order not in self.orders:
             raise UserError(f"Examples of {self.config.method} can be ranked by {', '.join(self.orders)}, not {order}.")
-        return {"positive": self.coefficients, "negative": -self.coefficients, "absolute": self.coefficients.abs()}[order]
+        return {"positive": self.coefficients, "negative": -self.coefficients, "absolute": self.coefficients.abs()}[
+            order
+        ]
 
     @property
     def energy(self) -> torch.Tensor:
@@ -81,6 +83,7 @@ class Decomposition(ABC):
 
     def restore(self, extra: dict[str, torch.Tensor]) -> None:
         """Take back what `extra` gave."""
+        assert not extra
 
     def save(self, directory: Path | str) -> None:
         """Write tensors.safetensors, history.csv, history.png, diagnostics.json and, last, config.json.

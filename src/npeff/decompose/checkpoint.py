@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ class Checkpoint:
     directory: Path
     key: str
 
-    def save(self, number: int, W: torch.Tensor, shared: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-        """Keep `W` [n, C] of this rank's examples, tensors that all ranks share, and plain JSON values."""
+    def save(
+        self, number: int, W: Sequence[torch.Tensor], shared: dict[str, torch.Tensor], state: dict[str, Any]
+    ) -> None:
+        """Keep coefficients of this rank's examples (parts [n, C]), what all ranks share, and plain JSON values."""
         rank, world = distributed.rank(), distributed.world_size()
-        tensors = {"W": W.contiguous(), **(shared if rank == 0 else {})}
+        tensors = {f"W{i:06d}": part for i, part in enumerate(W)} | (shared if rank == 0 else {})
         with whole_file(self._part(number, rank)) as temporary:
             save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary)
         distributed.barrier()  # the seal says that every part is there
@@ -44,8 +47,8 @@ class Checkpoint:
         if state["key"] != self.key:
             return None
         parts = [load_file(self._part(state["number"], rank)) for rank in range(state["world"])]
-        W = torch.cat([part.pop("W") for part in parts])
-        return W, parts[0], state
+        blocks = [part.pop(name) for part in parts for name in sorted(part) if name.startswith("W")]
+        return torch.cat(blocks) if blocks else torch.empty(0), parts[0], state
 
     def clear(self) -> None:
         """Remove it; the fit is finished and saved."""

@@ -42,7 +42,12 @@ def fit_coefficients(
 
 
 def _update_group(
-    W: torch.Tensor, slopes: torch.Tensor, Q: torch.Tensor, diagonal: list[float], change: torch.Tensor, zero: torch.Tensor
+    W: torch.Tensor,
+    slopes: torch.Tensor,
+    Q: torch.Tensor,
+    diagonal: list[float],
+    change: torch.Tensor,
+    zero: torch.Tensor,
 ) -> None:
     """Update the rows of `W` [g, n] in turn, with `slopes` [g, n] = N − QW before; writes the change to `change`."""
     # On the CPU these are NumPy views: its call overhead is a third of torch's, and most of what this costs.

@@ -27,41 +27,38 @@ class PaperConfig:
     """Leave a stage early when ten steps lower the summed loss by less than this; 0 never does."""
 
     def __post_init__(self) -> None:
-        positive("paper.joint-steps", self.joint_steps)
-        positive("paper.frozen-rate", self.frozen_rate)
-        positive("paper.joint-rate", self.joint_rate)
+        for name in ("joint_steps", "frozen_rate", "joint_rate"):
+            positive(name, getattr(self, name))
         if self.frozen_steps < 0 or self.tau < 0:
-            raise UserError("paper.frozen-steps and paper.tau cannot be negative.")
+            raise UserError("frozen_steps and tau cannot be negative.")
 
 
 @dataclass(frozen=True)
 class SaeConfig:
     """Options of the sparse autoencoder."""
 
-    k: int = 32
-    """Latents that may be active in an example."""
-    rate: float = 1e-3
+    top_k: int = 32
+    """Latents that may be active in an example (all of them if there are fewer)."""
+    sae_rate: float = 1e-3
     """Learning rate of Adam."""
-    batch: int = 4096
-    """Examples per step (all of them if there are fewer)."""
-    steps: int = 51_200
-    """Most steps to take."""
-    patience: int = 500
-    """Stop when the mean loss of this many steps improves on that of the ones before by less than `tolerance`."""
+    sae_batch: int = 4096
+    """Examples per step of the autoencoder (all of them if there are fewer)."""
+    sae_steps: int = 51_200
+    """Most steps of the autoencoder."""
+    sae_patience: int = 500
+    """Stop when the loss of the autoencoder improves by less than the tolerance in this many steps."""
 
     def __post_init__(self) -> None:
-        for name in ("k", "rate", "batch", "steps", "patience"):
-            positive(f"sae.{name}", getattr(self, name))
+        for name in ("top_k", "sae_rate", "sae_batch", "sae_steps", "sae_patience"):
+            positive(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitConfig:
-    """How to decompose, whatever the rows come from."""
+class SolverConfig:
+    """How to decompose, for any number of components."""
 
     method: Method = "npeff"
     """What to compute: NPEFF on Fishers, NPEFF on gradients, k-means, a TopK autoencoder, or an SVD."""
-    components: int = 128
-    """Number of components C."""
     seed: int = 0
     """Seed of everything that is drawn at random."""
     solver: Literal["als", "paper"] = "als"
@@ -85,10 +82,22 @@ class FitConfig:
     sae: SaeConfig = field(default_factory=SaeConfig)
 
     def __post_init__(self) -> None:
-        for name in ("components", "max_passes", "chunk", "checkpoint_passes"):
-            positive(name.replace("_", "-"), getattr(self, name))
+        for name in ("max_passes", "chunk", "checkpoint_passes"):
+            positive(name, getattr(self, name))
         if self.seed < 0 or self.tolerance < 0 or self.memory_gb < 0:
-            raise UserError("seed, tolerance and memory-gb cannot be negative.")
+            raise UserError("seed, tolerance and memory_gb cannot be negative.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig(SolverConfig):
+    """How to decompose, whatever the rows come from."""
+
+    components: int = 128
+    """Number of components C."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("components", self.components)
 
 
 def positive(name: str, value: float) -> None:

@@ -10,12 +10,11 @@ import torch
 from npeff.decompose.als import Als, gram
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Blocks, pick_device
+from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.coefficients import example_losses, fit_coefficients
-from npeff.decompose.config import FitConfig
 from npeff.decompose.paper import Paper, start
 from npeff.decompose.rotate import Rotation
 from npeff.decompose.seeds import start_components
-from npeff.errors import UserError
 from npeff.rows import RowSource
 
 # Sweeps of the final coefficient fit, and the change at which it is done.
@@ -60,7 +59,7 @@ class Npeff(Decomposition, method="npeff"):
             solver = Paper(blocks, *start(blocks, C, config.seed), config)
         solver.run(self.checkpoint, self.quiet)
         self.history = solver.history
-        return solver.H, blocks.gather(solver.coefficients().split([block.examples for block in blocks.blocks]))
+        return solver.H, blocks.gather(solver.coefficient_parts())
 
     def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
         check_dim(source, self.components)
@@ -86,22 +85,3 @@ class GradientNpeff(Npeff, method="gnpeff"):
     """The same decomposition of rank-1 PEFs ggᵀ, g the gradient of the predicted answer's log-probability."""
 
     kind = "gradient"
-
-
-def check_examples(blocks: Blocks, components: int) -> None:
-    """Refuse to look for more components than there are examples."""
-    if blocks.nonzero == 0:
-        raise UserError("Every example is zero: there is nothing to decompose.")
-    if blocks.nonzero < components:
-        zero = blocks.total_examples - blocks.nonzero
-        besides = f" (and {zero} that are zero)" if zero else ""
-        raise UserError(f"{components} components need as many examples; there are {blocks.nonzero}{besides}.")
-
-
-def check_dim(source: RowSource, components: torch.Tensor) -> None:
-    """Refuse rows of another length than the components."""
-    if source.dim != components.shape[1]:
-        raise UserError(f"The rows have {source.dim} numbers, the components {components.shape[1]}: not the same sketch.")
-
-
-__all__ = ["FitConfig", "GradientNpeff", "Npeff"]

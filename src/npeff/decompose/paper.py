@@ -49,13 +49,13 @@ class Paper:
                 if not math.isfinite(loss):
                     raise UserError(
                         f"The loss is not finite any more after {len(self.history.steps)} steps: the learning rate is "
-                        "too high for these rows. Lower paper.frozen-rate and paper.joint-rate (they are for sums over "
+                        "too high for these rows. Lower frozen_rate and joint_rate (they are for sums over "
                         "all examples), or use the solver als, which has none."
                     )
                 progress.show(self.history.add(loss / self.norms, self._rate(joint), "joint" if joint else "frozen"))
                 if checkpoint and len(self.history.steps) % every == 0:
                     state = {"history": self.history.to_dict(), "stage_start": self.stage_start, "joint": joint}
-                    checkpoint.save(len(self.history.steps), self.coefficients(), {"H": self.H}, state)
+                    checkpoint.save(len(self.history.steps), self.coefficient_parts(), {"H": self.H}, state)
         taken = len(self.history.steps) - self.stage_start
         self.history.ending = "out of passes" if taken > options.joint_steps else "converged"
 
@@ -84,10 +84,9 @@ class Paper:
         self.H.add_(gradient, alpha=-self._rate(joint))
         return self.norms - 2 * float(sums[-1]) + inner(S, Q)
 
-    def coefficients(self) -> torch.Tensor:
-        """W of this rank's examples, [n, C] on the CPU."""
-        parts = [W.T.cpu() for W in self.W]
-        return torch.cat(parts) if parts else torch.zeros(0, len(self.H))
+    def coefficient_parts(self) -> list[torch.Tensor]:
+        """W of each block, [n, C]."""
+        return [W.T for W in self.W]
 
     def _rate(self, joint: bool) -> float:
         return self.config.paper.joint_rate if joint else self.config.paper.frozen_rate

@@ -1,0 +1,87 @@
+"""`npeff probe`: which components does a new text use?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+
+from npeff.decompose.config import positive
+from npeff.decompose.run import open_decomposition
+from npeff.errors import UserError
+from npeff.rows import ArrayRows
+from npeff.store import Run
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """Collect texts with a run's model, task and sketch, and print their strongest components."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    texts: tyro.conf.Positional[tuple[str, ...]]
+    """Texts to probe, each in quotes."""
+    decomposition: str | None = None
+    """Name of the decomposition; not needed if there is only one."""
+    top: int = 8
+    """Components to print for a text."""
+    examples: int = 1
+    """Top examples of the run to print for a component."""
+
+    def __post_init__(self) -> None:
+        positive("top", self.top)
+        if not self.texts:
+            raise UserError("Give at least one text, in quotes.")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found for one text."""
+
+    text: str
+    prediction: int
+    probability: float
+    residual: float
+    """Share of the example that the components do not explain."""
+    components: list[tuple[int, float, float]]
+    """Component, coefficient, and its share of all coefficients, strongest first."""
+
+
+def probe(config: ProbeConfig) -> list[Probe]:
+    """Print and return the components of each text."""
+    from npeff.collect import collect_texts
+
+    run = Run.open(config.run)
+    decomposition = open_decomposition(run, config.decomposition)
+    rows, found = collect_texts(run, config.texts)
+    coefficients, residuals = decomposition.explain(_rows(decomposition.kind, rows, found))
+    ranking = decomposition.coefficients.abs().numpy()
+    names, texts = run.manifest["task"]["labels"], run.table["text"].to_pylist()
+    results = []
+    for i, text in enumerate(config.texts):
+        sizes = coefficients[i].abs()
+        order = sizes.argsort(descending=True)[: config.top].tolist()
+        total = float(sizes.sum())
+        strongest = [(j, float(coefficients[i, j]), float(sizes[j]) / total) for j in order if sizes[j] > 0]
+        prediction, probability = int(found["prediction"][i]), float(found["probability"][i])
+        results.append(Probe(text, prediction, probability, float(residuals[i]), strongest))
+        answer = names[prediction] if names else str(prediction)
+        print(f"{text!r}: {answer} ({probability:.1%}), unexplained {float(residuals[i]):.1%}")
+        for j, coefficient, share in strongest:
+            best = np.argsort(-ranking[:, j], kind="stable")[: config.examples]
+            print(f"  component {j:4d}  {coefficient:8.4f}  {share:6.1%}  " + " | ".join(texts[k] for k in best))
+    return results
+
+
+def _rows(kind: str, rows: ArrayRows, found: dict[str, Any]) -> ArrayRows:
+    """The rows of the texts that a method is made of."""
+    if kind == "fisher":
+        return rows
+    if kind not in found:
+        raise UserError(f"The run has no {kind} rows. Collect a run with --{kind}.")
+    usable = ~found["set_aside"].bool()
+    values: torch.Tensor = found[kind]
+    return ArrayRows(values[usable].float(), usable.long().numpy())

@@ -1,0 +1,127 @@
+"""`npeff decompose`: the components of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from npeff import distributed
+from npeff.configs import to_dict
+from npeff.decompose import FitConfig, create, kind_of, load
+from npeff.decompose.base import Decomposition
+from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.config import SolverConfig
+from npeff.decompose.subset import SubsetRows, hold_out
+from npeff.errors import UserError
+from npeff.locks import only_one
+from npeff.store import Run
+
+DIRECTORY = "decompositions"
+# Options that change how long a fit runs or where, not which fit it is: a checkpoint is continued when they differ.
+_NOT_IDENTITY = ("max_passes", "tolerance", "device")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecomposeConfig(FitConfig):
+    """Decompose the examples of a run into components. A killed run continues when the same command is given again."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    name: str | None = None
+    """Name of the decomposition; made from method, number of components and seed if not given."""
+    holdout: float = 0.0
+    """Share of examples that components are not fitted to; they get coefficients and a loss of their own."""
+    overwrite: bool = False
+    """Replace a decomposition of the same name that was made with other options."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.holdout < 1:
+            raise UserError(f"holdout is a share of the examples, at least 0 and below 1, not {self.holdout}.")
+        if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name.startswith(".")):
+            raise UserError(f"{self.name!r} cannot be the name of a directory.")
+
+
+def decompose(config: DecomposeConfig) -> Decomposition:
+    """Fit what `config` asks for, save it under the run and return it; what is there already is only loaded."""
+    distributed.start()
+    run = Run.open(config.run)
+    fit_config = FitConfig(**{item.name: getattr(config, item.name) for item in dataclasses.fields(FitConfig)})
+    name = config.name or f"{config.method}-{config.components}-{config.seed}"
+    directory = run.path / DIRECTORY / name
+    first = distributed.rank() == 0
+    with only_one(run.path / DIRECTORY, active=first):
+        done = _finished(directory, run, fit_config, config)
+        distributed.barrier()
+        if done is not None:
+            if first:
+                print(f"{directory} is already there.")
+            return done
+        checkpoint = Checkpoint(run.path / DIRECTORY / f".{name}.checkpoint", _key(run, fit_config, config.holdout))
+        decomposition = fit(run, fit_config, config.holdout, checkpoint, quiet=False)
+        if first:
+            decomposition.save(directory)
+        checkpoint.clear()
+    if first:
+        print(decomposition.history.verdict(config.tolerance))
+        if config.holdout:
+            notes = decomposition.notes
+            print(f"Loss per example: {notes['held_in_loss']:.4f} held in, {notes['held_out_loss']:.4f} held out.")
+        print(f"{config.components} components in {directory}")
+    return decomposition
+
+
+def fit(
+    run: Run, config: FitConfig, holdout: float = 0.0, checkpoint: Checkpoint | None = None, quiet: bool = True
+) -> Decomposition:
+    """Fit the held-in examples of a run; coefficients and residuals are of all examples."""
+    source = run.source(kind_of(config.method))
+    decomposition = create(config, checkpoint, quiet)
+    decomposition.notes["run"] = run.fingerprint
+    if not holdout:
+        return decomposition.fit(source)
+    held_in, held_out = hold_out(len(source.ranks), holdout, config.seed)
+    decomposition.fit(SubsetRows(source, held_in))
+    decomposition.coefficients, decomposition.residuals = decomposition.explain(source)
+    usable = source.ranks > 0
+    for name, examples in (("held_in_loss", held_in), ("held_out_loss", held_out)):
+        of_these = decomposition.residuals[examples[usable[examples]]]
+        decomposition.notes[name] = float(of_these.double().mean()) if len(of_these) else None
+    decomposition.notes["held_out"] = held_out.tolist()
+    return decomposition
+
+
+def open_decomposition(run: Run, name: str | None = None) -> Decomposition:
+    """A decomposition of a run by name; without one, the only one there is."""
+    parent = run.path / DIRECTORY
+    names = sorted(path.parent.name for path in parent.glob("*/config.json"))
+    if name is None:
+        if len(names) != 1:
+            have = f"it has {', '.join(names)}; say which one" if names else "make one with `npeff decompose`"
+            raise UserError(f"{run.path} does not have exactly one decomposition: {have}.")
+        name = names[0]
+    elif name not in names:
+        raise UserError(f"{run.path} has no decomposition {name!r}; it has {', '.join(names) or 'none'}.")
+    return load(parent / name, run.fingerprint)
+
+
+def _finished(directory: Path, run: Run, fit_config: FitConfig, config: DecomposeConfig) -> Decomposition | None:
+    """What an earlier call with the same options has saved; other options under the same name are an error."""
+    if not (directory / "config.json").exists() or config.overwrite:
+        return None
+    old = load(directory, run.fingerprint)
+    same_holdout = bool(config.holdout) == ("held_out" in old.notes)
+    if to_dict(old.config) == to_dict(fit_config) and same_holdout:
+        return old
+    raise UserError(f"{directory} was made with other options: choose another --name, or --overwrite it.")
+
+
+def _key(run: Run, config: SolverConfig, holdout: float) -> str:
+    values = {name: value for name, value in to_dict(config).items() if name not in _NOT_IDENTITY}
+    text = json.dumps([run.fingerprint, holdout, values], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,198 @@
+"""`npeff sweep`: how many components? Losses held in and held out, and how many components have a tuning."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from npeff import distributed
+from npeff.decompose import FitConfig
+from npeff.decompose.base import Decomposition
+from npeff.decompose.config import SolverConfig, positive
+from npeff.decompose.run import fit
+from npeff.errors import UserError
+from npeff.files import whole_file, write_json
+from npeff.store import Run
+
+TOP = 16
+"""A component is tuned if all of this many top examples agree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(SolverConfig):
+    """Fit a run with several numbers of components and say which to take."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    components: tuple[int, ...] = (16, 32, 64, 128, 256)
+    """Numbers of components to try."""
+    holdout: float = 0.5
+    """Share of examples to hold out."""
+    name: str | None = None
+    """Name of the sweep; the method and the seed if not given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.components:
+            raise UserError("Give at least one number of components.")
+        for count in self.components:
+            positive("components", count)
+        if not 0 < self.holdout < 1:
+            raise UserError(f"holdout is a share of the examples, above 0 and below 1, not {self.holdout}.")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of components."""
+
+    components: int
+    held_in_loss: float
+    held_out_loss: float
+    prediction_tuned: float | None
+    """Share of components whose top held-out examples have one prediction; None if no component has enough examples."""
+    lnp_tuned: float | None
+    """Share whose top examples have one label but not one prediction; None without labels."""
+    passes: int
+
+
+def sweep(config: SweepConfig) -> list[Row]:
+    """Fit every number of components, write the table, the plot and the advice; returns the table's rows."""
+    distributed.start()
+    run = Run.open(config.run)
+    shared = {item.name: getattr(config, item.name) for item in dataclasses.fields(SolverConfig)}
+    rows = []
+    for count in sorted(set(config.components)):
+        decomposition = fit(run, FitConfig(**shared, components=count), config.holdout, quiet=False)
+        rows.append(_row(run, decomposition))
+        if distributed.rank() == 0:
+            print(markdown(rows[-1:], header=len(rows) == 1))
+    if distributed.rank() == 0:
+        directory = run.path / "sweeps" / (config.name or f"{config.method}-{config.seed}")
+        write(directory, rows)
+        print(f"\n{advice(rows)}\nTable and plot: {directory}")
+    return rows
+
+
+def _row(run: Run, decomposition: Decomposition) -> Row:
+    held_out = np.array(decomposition.notes["held_out"])
+    predictions = run.table["prediction"].to_numpy()[held_out]
+    column = run.table["label"]
+    known = column.is_valid().to_numpy(zero_copy_only=False)[held_out]
+    labels = np.where(known, column.fill_null(-1).to_numpy()[held_out], -1) if known.any() else None
+    orders = [decomposition.scores(order).numpy()[held_out] for order in decomposition.orders]
+    prediction, lnp = tuned_shares(orders, predictions, labels)
+    notes = decomposition.notes
+    passes = len(decomposition.history.steps) - 1
+    return Row(decomposition.config.components, notes["held_in_loss"], notes["held_out_loss"], prediction, lnp, passes)
+
+
+def tuned_shares(
+    orders: list[np.ndarray], predictions: np.ndarray, labels: np.ndarray | None, top: int = TOP
+) -> tuple[float | None, float | None]:
+    """Shares of components that are tuned to a prediction, and to a label but not a prediction.
+
+    `orders` are scores [m, C], one array per way to rank; a component counts as tuned if any way makes it so.
+    `predictions` and `labels` [m] are class numbers, a label below 0 is unknown. Components with fewer than `top`
+    examples of positive score are left out.
+    """
+    counted = np.any([(scores > 0).sum(axis=0) >= top for scores in orders], axis=0)
+    if not counted.any():
+        return None, None
+    by_prediction, by_label = np.zeros(len(counted), dtype=bool), np.zeros(len(counted), dtype=bool)
+    for scores in orders:
+        enough = (scores > 0).sum(axis=0) >= top
+        best = np.argsort(-scores, axis=0, kind="stable")[:top]
+        by_prediction |= enough & (predictions[best] == predictions[best[0]]).all(axis=0)
+        if labels is not None:
+            by_label |= enough & (labels[best] == labels[best[0]]).all(axis=0) & (labels[best] >= 0).all(axis=0)
+    share = float(by_prediction[counted].mean())
+    return share, None if labels is None else float((by_label & ~by_prediction)[counted].mean())
+
+
+def advice(rows: list[Row]) -> str:
+    """Which number to take, in words."""
+    if len(rows) < 2:
+        return "Try more than one number of components to compare."
+    best_loss = min(rows, key=lambda row: row.held_out_loss)
+    text = []
+    if best_loss is rows[-1]:
+        gap = rows[-1].held_out_loss - rows[-1].held_in_loss
+        text.append(
+            f"The held-out loss still falls at {rows[-1].components} components ({gap:.3f} above the held-in loss): "
+            "more would not overfit yet, so choose by how fine the components should be."
+        )
+    else:
+        text.append(f"The held-out loss is lowest at {best_loss.components} components: more overfit.")
+    with_labels = [row for row in rows if row.lnp_tuned]
+    allowed = [row for row in with_labels if row.components <= best_loss.components]
+    if allowed:
+        best = max(allowed, key=lambda row: row.lnp_tuned or 0.0)
+        text.append(
+            f"The largest share of components tuned to a label but not to a prediction ({best.lnp_tuned:.1%}) is at "
+            f"{best.components}: start there."
+        )
+    else:
+        drops = [(a.held_out_loss - b.held_out_loss) / a.held_out_loss for a, b in pairwise(rows)]
+        enough = next((rows[i] for i, drop in enumerate(drops) if drop < 0.02), best_loss)
+        text.append(f"Beyond {enough.components} components the held-out loss gains little: start there.")
+    return " ".join(text)
+
+
+def markdown(rows: list[Row], header: bool = True) -> str:
+    """The table."""
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    lines = [
+        "| components | held-in loss | held-out loss | pred. tuned | LnP tuned | passes |",
+        "|---|---|---|---|---|---|",
+    ]
+    body = [
+        f"| {row.components} | {row.held_in_loss:.4f} | {row.held_out_loss:.4f} | {share(row.prediction_tuned)} "
+        f"| {share(row.lnp_tuned)} | {row.passes} |"
+        for row in rows
+    ]
+    return "\n".join([*(lines if header else []), *body])
+
+
+def write(directory: Path, rows: list[Row]) -> None:
+    """sweep.md, sweep.csv, sweep.png and, last, sweep.json."""
+    with whole_file(directory / "sweep.md") as temporary:
+        temporary.write_text(f"{markdown(rows)}\n\n{advice(rows)}\n", encoding="utf-8")
+    with whole_file(directory / "sweep.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, [item.name for item in dataclasses.fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    _plot(directory / "sweep.png", rows)
+    write_json(directory / "sweep.json", {"rows": [asdict(row) for row in rows], "advice": advice(rows)})
+
+
+def _plot(path: Path, rows: list[Row]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    losses, tunings = figure.subplots(1, 2)
+    counts = [row.components for row in rows]
+    losses.plot(counts, [row.held_in_loss for row in rows], "o-", label="held in")
+    losses.plot(counts, [row.held_out_loss for row in rows], "o-", label="held out")
+    losses.set(ylabel="loss per example")
+    for label, values in (
+        ("prediction tuned", [row.prediction_tuned for row in rows]),
+        ("label, not prediction", [row.lnp_tuned for row in rows]),
+    ):
+        tunings.plot(counts, [np.nan if value is None else 100 * value for value in values], "o-", label=label)
+    tunings.set(ylabel="% of components")
+    for axes in (losses, tunings):
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="components")
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.legend()
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
