@@ -83,30 +83,47 @@ def make_directions(
 def spectral(p: torch.Tensor, count: int) -> torch.Tensor:
     """√λ-scaled eigenvectors of S for the `count` largest eigenvalues, [B, count, r]; r − 1 of them are exact.
 
-    For many answers the eigenproblem is solved in the space of the most probable answers and one more direction, p
-    itself on the rest: an eigenvector is v_i ∝ p_i / (p_i − λ), so where p_i is far below λ it is proportional to p_i.
+    For many answers the eigenproblem is solved in the space of the most probable answers and, on the rest, p, p² and
+    p³: an eigenvector is v_i ∝ p_i / (p_i − λ), and where p_i is below λ that is a power series in p_i.
     """
     answers = p.shape[1]
     if answers <= DENSE_ANSWERS:
         S = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
         return _scaled_eigenvectors(S, count)
-    head_size = min(answers - 1, max(4 * count, 64))
-    head, places = p.topk(head_size, dim=1)
+    head, places = p.topk(min(answers - 1, max(4 * count, 64)), dim=1)
     rest = p.scatter(1, places, 0.0)
-    length = rest.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
-    unit = rest / length[:, None]
-    inner = torch.cat([head, length[:, None]], 1)  # p in the basis of the head's answers and `unit`
-    diagonal = torch.cat([head, (rest * unit.square()).sum(1, keepdim=True)], 1)
-    small = _scaled_eigenvectors(torch.diag_embed(diagonal) - inner[:, :, None] * inner[:, None, :], count)
-    V = small[:, :, -1:] * unit[:, None, :]
-    return V.scatter(2, places[:, None, :].expand(-1, count, -1), small[:, :, :-1])
+    basis = _orthonormal([rest, rest**2, rest**3])
+    inner = torch.cat([head, (basis @ rest[:, :, None])[:, :, 0]], 1)  # p in the basis of the small space
+    S = -inner[:, :, None] * inner[:, None, :]
+    size = head.shape[1]
+    S[:, :size, :size] += torch.diag_embed(head)
+    S[:, size:, size:] += (basis * rest[:, None]) @ basis.mT
+    small = _scaled_eigenvectors(S, count)
+    V = small[:, :, size:] @ basis
+    return V.scatter(2, places[:, None, :].expand(-1, count, -1), small[:, :, :size])
+
+
+def _orthonormal(vectors: list[torch.Tensor]) -> torch.Tensor:
+    """Gram-Schmidt on vectors [B, r], giving [B, len, r]; one that depends on those before it becomes zero."""
+    basis: list[torch.Tensor] = []
+    for vector in vectors:
+        vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        for _ in range(2):  # once more for the rounding of the first time
+            for other in basis:
+                vector = vector - (vector * other).sum(1, keepdim=True) * other
+        length = vector.norm(dim=1, keepdim=True)
+        basis.append(torch.where(length > 1e-9, vector / length.clamp_min(1e-9), 0.0))
+    return torch.stack(basis, 1)
 
 
 def _scaled_eigenvectors(S: torch.Tensor, count: int) -> torch.Tensor:
     values, vectors = torch.linalg.eigh(S)
     values, vectors = values[:, -count:].flip(1), vectors[:, :, -count:].flip(2).mT
-    # An eigenvector's sign is arbitrary: make its largest entry positive, so that it does not hang on the batch.
-    largest = vectors.gather(2, vectors.abs().argmax(2, keepdim=True))
+    # An eigenvector's sign is arbitrary, so it is fixed: the first of its largest entries is positive. Entries count as
+    # equal up to rounding; for two answers they always are, and rounding would otherwise decide.
+    size = vectors.abs()
+    first = (size > (1 - 1e-6) * size.amax(2, keepdim=True)).int().argmax(2, keepdim=True)
+    largest = vectors.gather(2, first)
     return vectors * largest.sign() * values.clamp_min(0).sqrt()[:, :, None]
 
 

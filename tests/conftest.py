@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import tiny
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama on disk."""
+    return tiny.save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def review_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 short labelled texts."""
+    generator = torch.Generator().manual_seed(0)
+    words = " ".join(tiny.TEXTS).split()
+    path = tmp_path_factory.mktemp("data") / "reviews.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(40):
+            length = int(torch.randint(3, 12, (1,), generator=generator))
+            chosen = [words[int(i)] for i in torch.randint(len(words), (length,), generator=generator)]
+            record = {"text": f"{number} {' '.join(chosen)}", "label": ["negative", "positive"][number % 2]}
+            file.write(json.dumps(record) + "\n")
+    return path
