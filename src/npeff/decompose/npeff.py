@@ -17,8 +17,8 @@ from npeff.decompose.rotate import Rotation
 from npeff.decompose.seeds import start_components
 from npeff.rows import RowSource
 
-# Sweeps of the final coefficient fit, and the change at which it is done.
 FINAL_SWEEPS, FINAL_TOLERANCE = 300, 1e-4
+"""Sweeps of the final coefficient fit, and the share of the first sweep's change at which it is done."""
 
 
 class Npeff(Decomposition, method="npeff"):
@@ -40,7 +40,9 @@ class Npeff(Decomposition, method="npeff"):
         norms = H.norm(dim=1)
         self.components = (H / torch.where(norms > 0, norms, 1.0)[:, None]).cpu()
         blocks = Blocks(source, config.chunk, device)
-        self.coefficients, self.residuals = self._explain(blocks, W * norms.square().cpu())
+        # `paper` keeps the coefficients that its algorithm ends with
+        sweeps = FINAL_SWEEPS if config.solver == "als" else 0
+        self.coefficients, self.residuals = self._explain(blocks, W * norms.square().cpu(), sweeps)
         self.history.add(float(self.residuals.double().sum()) / blocks.nonzero, stage=self.history.steps[-1].stage)
         return self
 
@@ -65,7 +67,9 @@ class Npeff(Decomposition, method="npeff"):
         check_dim(source, self.components)
         return self._explain(Blocks(source, self.config.chunk, pick_device(self.config.device)))
 
-    def _explain(self, blocks: Blocks, warm: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _explain(
+        self, blocks: Blocks, warm: torch.Tensor | None = None, sweeps: int = FINAL_SWEEPS
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Coefficients [m, C] and residuals [m], from coefficients `warm` [m, C] if there are some."""
         H = self.components.to(blocks.device)
         Q = gram(H).square().float()
@@ -75,7 +79,7 @@ class Npeff(Decomposition, method="npeff"):
             W = torch.zeros_like(N)
             if warm is not None:
                 W.copy_(warm[block.start : block.stop].T)
-            fit_coefficients(W, N, Q, FINAL_SWEEPS, FINAL_TOLERANCE)
+            fit_coefficients(W, N, Q, sweeps, FINAL_TOLERANCE)
             coefficients.append(W.T)
             residuals.append(example_losses(W, N, Q, block.norms).clamp_(min=0))
         return blocks.gather(coefficients), blocks.gather(residuals)

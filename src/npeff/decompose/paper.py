@@ -114,4 +114,7 @@ class Paper:
 
     def _set_coefficients(self, W: torch.Tensor) -> None:
         device = self.blocks.device
-        self.W = [W[block.start : block.stop].T.contiguous().to(device) for block in self.blocks.blocks]
+        self.W = [
+            W[block.start : block.stop].T.to(device).clone(memory_format=torch.contiguous_format)
+            for block in self.blocks.blocks
+        ]

@@ -1,0 +1,153 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from npeff.decompose.als import Als, inverse
+from npeff.decompose.blocks import Blocks
+from npeff.decompose.config import FitConfig
+from npeff.decompose.npeff import Npeff
+from npeff.decompose.rotate import Rotation
+from npeff.decompose.seeds import spread_out, start_components
+from npeff.rows import ArrayRows
+from tests.decompose.reference import losses, pefs, planted, ragged
+
+
+def dense_loss(fitted, source):
+    F = pefs(source)
+    nonzero = (np.linalg.norm(F, axis=(1, 2)) > 0).sum()
+    return losses(F, fitted.coefficients.double().numpy(), fitted.components.double().numpy()).sum() / nonzero
+
+
+@pytest.mark.parametrize("memory_gb", [0.0, 1.0])
+@pytest.mark.parametrize("init", ["kmeans++", "random"])
+def test_loss_falls_and_is_that_of_the_dense_matrices(memory_gb, init):
+    source = ragged(examples=60)
+    fitted = Npeff(FitConfig(components=6, max_passes=40, memory_gb=memory_gb, init=init, chunk=13)).fit(source)
+    steps = [step.loss for step in fitted.history.steps]
+    assert all(after <= before + 1e-6 for before, after in pairwise(steps))
+    assert steps[-1] < steps[0]
+    assert fitted.history.loss == pytest.approx(dense_loss(fitted, source), abs=1e-6)
+    torch.testing.assert_close(fitted.components.norm(dim=1), torch.ones(6))
+    assert (fitted.coefficients >= 0).all()
+
+
+def test_ends_in_a_minimum():
+    source = ragged(examples=40, dim=6)
+    fitted = Npeff(FitConfig(components=3, tolerance=0, max_passes=400)).fit(source)
+    F, W = pefs(source), fitted.coefficients.double().numpy()
+    H = fitted.components.double().numpy()
+    better = minimize(lambda h: losses(F, W, h.reshape(H.shape)).sum(), H.ravel(), method="BFGS")
+    assert losses(F, W, H).sum() <= better.fun * (1 + 1e-4)
+
+
+def test_keeping_recomputing_and_rotating_give_the_same():
+    _, source = planted(0, examples=40, dim=200)
+    assert Rotation.pays(source, 1e9)
+    config = FitConfig(components=8, max_passes=12, tolerance=0, chunk=11)
+    rotated = Npeff(config).fit(source)
+    blocks = Blocks(source, 11, torch.device("cpu"))
+    for keep in (True, False):
+        solver = Als(blocks, start_components(source, 8, "kmeans++", 0), config, keep)
+        solver.run(quiet=True)
+        H = torch.nn.functional.normalize(solver.H, dim=1)
+        assert ((H * rotated.components).sum(dim=1).abs() > 0.999).all()
+        assert solver.history.loss == pytest.approx(rotated.history.steps[12].loss, abs=5e-6)
+
+
+def test_rotation_keeps_inner_products_and_lifts_back():
+    source = ragged(examples=15, dim=100)
+    source.rows[2] = source.rows[1]  # rows that depend on each other
+    rotation = Rotation(source, 4, torch.device("cpu"))
+    scaled = np.concatenate([np.zeros((0, 100)), *(_unit(source, i) for i in range(15))])
+    short = rotation.source.rows.double().numpy()
+    np.testing.assert_allclose(short @ short.T, scaled @ scaled.T, atol=1e-5)
+    np.testing.assert_allclose(rotation.lift(rotation.source.rows[3:5]), scaled[3:5], atol=1e-4)
+
+
+def _unit(source, i):
+    G = source.read(i, i + 1).double().numpy()
+    return G / np.sqrt(np.linalg.norm(G.T @ G)) if len(G) else G
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_finds_planted_components(seed):
+    U, source = planted(seed)
+    fitted = Npeff(FitConfig(components=8, seed=seed)).fit(source)
+    assert ((U @ fitted.components.T).abs().amax(dim=1) > 0.95).float().mean() >= 7 / 8
+    assert fitted.history.ending == "converged"
+
+
+def test_same_seed_same_bits_and_other_seed_other_start():
+    _, source = planted(1)
+    one, two, other = (Npeff(FitConfig(components=8, seed=s, max_passes=5)).fit(source) for s in (0, 0, 1))
+    assert torch.equal(one.components, two.components)
+    assert not torch.equal(one.components, other.components)
+
+
+def test_a_zero_pef_gets_no_coefficients_and_no_loss():
+    _, source = planted(2, examples=50)
+    rows = source.rows.clone()
+    rows[:4] = 0  # two examples of rank 2
+    fitted = Npeff(FitConfig(components=8)).fit(ArrayRows(rows, source.ranks))
+    assert (fitted.coefficients[:2] == 0).all()
+    assert (fitted.residuals[:2] == 0).all()
+    assert fitted.history.loss == pytest.approx(float(fitted.residuals[2:].mean()), rel=1e-5)
+
+
+def test_dead_components_start_again():
+    _, source = planted(3)
+    config = FitConfig(components=8, checkpoint_passes=3, tolerance=0, max_passes=30)
+    start = start_components(source, 8, "kmeans++", 0)
+    start[5:] = 0
+    solver = Als(Blocks(source, 64, torch.device("cpu"), 1e9), start, config, True)
+    solver.run(quiet=True)
+    assert solver.history.reseeded >= 3
+    assert (solver.S.diagonal() > 0).all()
+    alive = Npeff(config).fit(source)
+    assert solver.history.loss < 1.5 * alive.history.loss + 0.05
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1e-35, 1e-12, 1.0, 1e18, 1e37]), st.booleans())
+def test_never_nan_on_finite_rows(seed, size, copies):
+    rng = np.random.default_rng(seed)
+    ranks = rng.integers(0, 3, size=12)
+    ranks[0] = 1
+    ranks[1:5] = np.maximum(ranks[1:5], 1)
+    rows = rng.standard_normal((int(ranks.sum()), 4)) * size ** rng.random((int(ranks.sum()), 1))
+    if copies:
+        rows[:] = rows[0]
+    fitted = Npeff(FitConfig(components=4, max_passes=25, chunk=5)).fit(
+        ArrayRows(torch.from_numpy(rows).float(), ranks)
+    )
+    for values in (fitted.components, fitted.coefficients, fitted.residuals):
+        assert torch.isfinite(values).all()
+    assert all(np.isfinite(step.loss) for step in fitted.history.steps)
+
+
+def test_transform_gives_back_the_coefficients_of_the_fit():
+    _, source = planted(4)
+    fitted = Npeff(FitConfig(components=8)).fit(source)
+    torch.testing.assert_close(fitted.transform(source), fitted.coefficients, atol=2e-3, rtol=0)
+
+
+def test_kmeans_plus_plus_spreads_out():
+    vectors = torch.eye(4).repeat_interleave(25, dim=0)
+    vectors[::2] *= -1  # the sign of a direction means nothing
+    chosen = spread_out(vectors, 4, torch.Generator().manual_seed(0))
+    assert sorted((chosen // 25).tolist()) == [0, 1, 2, 3]
+    assert len(set(spread_out(vectors, 10, torch.Generator().manual_seed(0)).tolist())) == 10
+
+
+def test_inverse_survives_dead_and_equal_components():
+    M = torch.tensor([[2.0, 2, 0], [2, 2, 0], [0, 0, 0]], dtype=torch.float64)
+    assert torch.isfinite(inverse(M)).all()
+    assert (inverse(M)[2] == 0).all()
+    A = torch.rand(5, 5, dtype=torch.float64)
+    M = A @ A.T + torch.eye(5)
+    torch.testing.assert_close(inverse(M) @ M, torch.eye(5, dtype=torch.float64), atol=1e-5, rtol=0)

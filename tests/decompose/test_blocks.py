@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npeff.decompose.blocks import Blocks, chunks, leading_directions, pef_norms, pick_device, share
+from npeff.decompose.subset import SubsetRows, hold_out
+from npeff.errors import UserError
+from npeff.rows import ArrayRows
+from tests.decompose.reference import pefs, ragged
+
+CPU = torch.device("cpu")
+
+
+@given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 9), st.integers(1, 5))
+def test_shares_and_chunks_cover_every_example_once(ranks, rows, world):
+    ends = np.concatenate([[0], np.cumsum(ranks)]).astype(np.int64)
+    pieces = [piece for rank in range(world) for piece in chunks(ends, *share(ends, rank, world), rows)]
+    assert [i for first, last in pieces for i in range(first, last)] == list(range(len(ranks)))
+    assert all(ends[last] - ends[first] <= rows or last - first == 1 for first, last in pieces)
+
+
+@pytest.mark.parametrize("keep", [0.0, 1e9])
+@pytest.mark.parametrize("chunk", [2, 7, 1000])
+def test_rows_come_scaled_to_unit_pefs(keep, chunk):
+    source = ragged()
+    matrices = np.zeros((20, 12, 12))
+    for block, rows in Blocks(source, chunk, CPU, keep):
+        scaled = rows if block.scale is None else rows * block.scale[:, None]
+        owner = torch.arange(block.examples) if block.owner is None else block.owner
+        for i, row in zip(owner.tolist(), scaled.numpy(), strict=True):
+            matrices[block.start + i] += np.outer(row, row)
+    np.testing.assert_allclose(matrices, pefs(source), atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-15, 1e15, 1e30])
+@pytest.mark.parametrize("ranks", [None, [2] * 6])
+def test_rows_of_any_size_are_scaled(size, ranks):
+    rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    plain, large = ArrayRows(rows, ranks), ArrayRows(rows * size, ranks)
+    for (one, a), (other, b) in zip(Blocks(plain, 4, CPU), Blocks(large, 4, CPU), strict=True):
+        torch.testing.assert_close(one.scaled(a.T.clone()), other.scaled(b.T.clone()), rtol=1e-4, atol=1e-6)
+
+
+def test_sums_and_spreads_over_the_rows_of_an_example():
+    block = next(iter(Blocks(ArrayRows(torch.ones(4, 3), [1, 0, 3]), 10, CPU)))[0]
+    assert block.sum_rows(torch.tensor([[1.0, 2, 3, 4]])).tolist() == [[1, 0, 9]]
+    assert block.spread(torch.tensor([[5.0, 6, 7]])).tolist() == [[5, 7, 7, 7]]
+    assert block.norms.tolist() == [1, 0, 1]
+
+
+def test_names_the_example_that_is_not_finite():
+    source = ragged(ranks=(1, 2))
+    ends = np.cumsum(source.ranks)
+    source.rows[ends[7] - 1, 3] = float("inf")
+    with pytest.raises(UserError, match="Example 7 has rows with numbers that are not finite"):
+        Blocks(source, 5, CPU)
+
+
+def test_norms_and_leading_directions_match_numpy():
+    source = ragged(seed=3)
+    starts = np.concatenate([[0], np.cumsum(source.ranks)])
+    norms = pef_norms(source.rows, source.ranks)
+    directions = iter(leading_directions(source.rows, source.ranks))
+    for i, rank in enumerate(source.ranks):
+        G = source.rows[starts[i] : starts[i + 1]].numpy()
+        assert norms[i] == pytest.approx(np.linalg.norm(G.T @ G), rel=1e-5)
+        if rank:
+            assert abs(np.linalg.svd(G)[2][0] @ next(directions).numpy()) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_subset_reads_like_its_examples():
+    source = ragged(examples=30)
+    chosen = np.array([0, 3, 4, 11, 12, 13, 29])
+    subset = SubsetRows(source, chosen)
+    assert subset.ranks.tolist() == source.ranks[chosen].tolist()
+    for start in range(len(chosen) + 1):
+        for stop in range(start, len(chosen) + 1):
+            expected = torch.cat([torch.empty(0, 12), *(source.read(i, i + 1) for i in chosen[start:stop])])
+            assert torch.equal(subset.read(start, stop), expected)
+
+
+def test_held_out_examples_depend_on_the_seed_only():
+    held_in, held_out = hold_out(100, 0.3, seed=5)
+    assert len(held_out) == 30
+    assert sorted([*held_in, *held_out]) == list(range(100))
+    assert (hold_out(100, 0.3, seed=5)[1] == held_out).all()
+    assert (hold_out(100, 0.3, seed=6)[1] != held_out).any()
+
+
+def test_refuses_a_device_that_is_not_there():
+    with pytest.raises(UserError, match="Cannot compute on device 'nonsense'"):
+        pick_device("nonsense")

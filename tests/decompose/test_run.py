@@ -1,0 +1,195 @@
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from npeff import cli
+from npeff.decompose import FitConfig, load
+from npeff.decompose.probe import ProbeConfig, probe
+from npeff.decompose.run import DecomposeConfig, decompose, open_decomposition
+from npeff.decompose.sweep import Row, SweepConfig, advice, sweep, tuned_shares
+from npeff.errors import UserError
+from npeff.rows import ArrayRows
+from npeff.store import Run
+from tests.decompose.reference import planted
+
+SHARD = 40
+
+
+def make_run(path, seed=0, collected=("fisher", "gradient", "activation"), examples=100):
+    """A finished run of planted rows, of which example 3 was set aside."""
+    U, source = planted(seed, examples=examples, dim=32)
+    inputs = pa.table(
+        {
+            "source_row": pa.array(range(examples)),
+            "text": pa.array([f"text {i}" for i in range(examples)]),
+            "label": pa.array([i % 2 for i in range(examples)]),
+        }
+    )
+    manifest = {
+        "identity": {"collected": list(collected), "seed": seed},
+        "config": {},
+        "shard_examples": SHARD,
+        "task": {"labels": ["no", "yes"]},
+    }
+    run = Run.create(path, manifest, inputs)
+    rank = np.full(examples, 2)
+    rank[3] = 0
+    for shard in run.shards:
+        inside = [i for i in range(shard.start, shard.stop) if rank[i]]
+        rows = torch.cat([source.read(i, i + 1) for i in inside])
+        gradient = torch.randn(len(inside), 32, generator=torch.Generator().manual_seed(shard.number))
+        run.write_shard(
+            shard, {"rows": rows.half(), "gradient": gradient.half(), "activation": gradient[:, :8].clone()}
+        )
+    table = inputs.append_column("rank", pa.array(rank)).append_column(
+        "set_aside", pa.array(["not finite" if i == 3 else None for i in range(examples)], pa.string())
+    )
+    run.finish(table.append_column("prediction", pa.array([int(i % 3 == 0) for i in range(examples)])))
+    return Run.open(path), U
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "run")[0]
+
+
+def test_decomposes_a_stored_run(tmp_path, capsys):
+    run, U = make_run(tmp_path / "run")
+    fitted = decompose(DecomposeConfig(run=str(run.path), components=8, chunk=30))
+    assert ((U @ fitted.components.T).abs().amax(dim=1) > 0.95).sum() >= 7
+    said = capsys.readouterr().out
+    assert "The loss per example went from" in said
+    directory = run.path / "decompositions" / "npeff-8-0"
+    assert torch.equal(load(directory, run.fingerprint).coefficients, fitted.coefficients)
+    assert not list(run.path.glob("decompositions/.*checkpoint"))
+    decompose(DecomposeConfig(run=str(run.path), components=8, chunk=30))
+    assert "already there" in capsys.readouterr().out
+
+
+def test_a_name_is_not_taken_twice(run):
+    config = {"run": str(run.path), "name": "mine", "max_passes": 2}
+    decompose(DecomposeConfig(components=4, **config))
+    with pytest.raises(UserError, match="made with other options"):
+        decompose(DecomposeConfig(components=5, **config))
+    assert len(decompose(DecomposeConfig(components=5, overwrite=True, **config)).components) == 5
+
+
+def test_held_out_examples_get_coefficients_and_a_loss(run):
+    fitted = decompose(DecomposeConfig(run=str(run.path), components=8, holdout=0.3))
+    held_out = fitted.notes["held_out"]
+    assert len(held_out) == 30
+    assert fitted.coefficients.shape == (100, 8)
+    kept = [i for i in held_out if i != 3]
+    assert fitted.notes["held_out_loss"] == pytest.approx(float(fitted.residuals[kept].mean()), rel=1e-5)
+    assert fitted.notes["held_in_loss"] < fitted.notes["held_out_loss"] + 0.05
+
+
+def test_refuses_a_decomposition_of_another_run(tmp_path):
+    one, two = make_run(tmp_path / "one")[0], make_run(tmp_path / "two", seed=1)[0]
+    decompose(DecomposeConfig(run=str(one.path), components=4, max_passes=2))
+    (two.path / "decompositions").mkdir()
+    (one.path / "decompositions" / "npeff-4-0").rename(two.path / "decompositions" / "npeff-4-0")
+    with pytest.raises(UserError, match="belongs to another run"):
+        open_decomposition(two)
+    with pytest.raises(UserError, match="does not have exactly one decomposition"):
+        open_decomposition(one)
+    with pytest.raises(UserError, match="no decomposition 'x'; it has npeff-4-0"):
+        open_decomposition(two, "x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--components", "200"], "200 components need as many examples; there are 99"),
+        (["--method", "sae"], "Collect a run with --activation"),
+        (["--method", "clusters"], "Collect a run with --gradient"),
+        (["--holdout", "1.5"], "holdout is a share"),
+        (["--name", "../x"], "cannot be the name of a directory"),
+        (["--components", "0"], "components should be above 0"),
+    ],
+)
+def test_mistakes_end_with_code_2(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(cli.COMMANDS, "decompose", ("npeff.decompose.run", "DecomposeConfig", "decompose", ""))
+    run, _ = make_run(tmp_path / "run", collected=("fisher",))
+    assert cli.main(["decompose", str(run.path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_command_line_knows_every_option(run, monkeypatch):
+    monkeypatch.setitem(cli.COMMANDS, "decompose", ("npeff.decompose.run", "DecomposeConfig", "decompose", ""))
+    arguments = "--method npeff --components 4 --solver paper --joint-steps 3 --frozen-steps 2 --top-k 3 --seed 1"
+    assert cli.main(["decompose", str(run.path), *arguments.split()]) == 0
+    config = load(run.path / "decompositions" / "npeff-4-1").config
+    assert (config.solver, config.paper.joint_steps, config.sae.top_k) == ("paper", 3, 3)
+
+
+def test_sweep_compares_numbers_of_components(run, capsys):
+    rows = sweep(SweepConfig(run=str(run.path), components=(8, 2), holdout=0.4))
+    assert [row.components for row in rows] == [2, 8]
+    assert rows[1].held_out_loss < rows[0].held_out_loss
+    directory = run.path / "sweeps" / "npeff-0"
+    assert sorted(path.name for path in directory.iterdir()) == ["sweep.csv", "sweep.json", "sweep.md", "sweep.png"]
+    assert json.loads((directory / "sweep.json").read_text())["rows"][1]["components"] == 8
+    assert "| 8 |" in capsys.readouterr().out
+    with pytest.raises(UserError, match="at least one number"):
+        SweepConfig(run=str(run.path), components=())
+
+
+def test_tuned_shares_are_those_of_the_definition():
+    # four components over 6 examples, top 2
+    scores = np.array([[9, 9, 1, 0], [8, 0, 2, 0], [0, 8, 3, 0], [0, 0, 0, 5], [0, 0, 0, 0], [1, 1, 0, 0.0]])
+    predictions = np.array([0, 0, 1, 1, 1, 1])
+    labels = np.array([0, 1, 0, 1, -1, 1])
+    # component 0: one prediction; 1: label 0, predictions differ; 2: examples 2 and 1, neither; 3: too few examples
+    assert tuned_shares([scores], predictions, labels, top=2) == pytest.approx((1 / 3, 1 / 3))
+    assert tuned_shares([scores], predictions, None, top=2) == (pytest.approx(1 / 3), None)
+    assert tuned_shares([scores], predictions, labels, top=7) == (None, None)
+    # a second way to rank may tune a component
+    other = np.array([[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 5, 0], [0, 0, 6, 0], [0, 0, 0, 0], [0, 0, 0, 0.0]])
+    assert tuned_shares([scores, other], predictions, labels, top=2)[0] == pytest.approx(2 / 3)
+
+
+def test_advice_says_which_number_to_take():
+    def row(components, held_out, lnp=None):
+        return Row(components, held_out - 0.01, held_out, 0.5, lnp, 10)
+
+    assert "still falls at 64" in advice([row(32, 0.5), row(64, 0.4)])
+    assert "lowest at 32 components: more overfit" in advice([row(32, 0.4), row(64, 0.5)])
+    assert "is at 32: start there" in advice([row(32, 0.5, 0.2), row(64, 0.4, 0.1)])
+    assert "Beyond 64 components" in advice([row(32, 0.5), row(64, 0.4), row(128, 0.399)])
+    assert "more than one" in advice([row(32, 0.5)])
+
+
+@pytest.mark.parametrize("method", ["npeff", "clusters", "svd-activations"])
+def test_probe_prints_the_components_of_a_text(method, run, monkeypatch, capsys):
+    fitted = decompose(DecomposeConfig(run=str(run.path), method=method, components=4))
+    source = run.source(fitted.kind)
+    found = {
+        "prediction": torch.tensor([1]),
+        "probability": torch.tensor([0.9]),
+        "set_aside": torch.tensor([False]),
+        fitted.kind: source.read(7, 8),
+    }
+    monkeypatch.setattr(
+        "npeff.collect.collect_texts", lambda run, texts: (ArrayRows(source.read(7, 8), [source.ranks[7]]), found)
+    )
+    [result] = probe(ProbeConfig(run=str(run.path), texts=("anew",), top=2))
+    said = capsys.readouterr().out
+    assert "'anew': yes (90.0%)" in said
+    best = int(fitted.coefficients[7].abs().argmax())
+    assert result.components[0][0] == best
+    assert f"component {best:4d}" in said
+    with pytest.raises(UserError, match="at least one text"):
+        ProbeConfig(run=str(run.path), texts=())
+
+
+def test_config_is_readable_without_tensors(run):
+    decompose(DecomposeConfig(run=str(run.path), components=4, max_passes=2))
+    values = json.loads((run.path / "decompositions" / "npeff-4-0" / "config.json").read_text())
+    assert values["components"] == [4, 32]
+    assert values["notes"]["run"] == run.fingerprint
+    assert values["config"]["components"] == 4
+    assert FitConfig().components == 128
