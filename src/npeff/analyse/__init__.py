@@ -1,0 +1,1 @@
+"""Analyses of a decomposition: what its components are tuned to."""

@@ -1,0 +1,74 @@
+"""What needs the coefficient matrix as a whole, in chunks so that memory stays bounded."""
+
+from __future__ import annotations
+
+import torch
+
+_ROWS = 8192
+_BLOCK = 2048
+
+
+def energy_and_density(coefficients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Share of each component in the squared coefficients, and number of examples in which it is not zero, both [C]."""
+    squares = torch.zeros(coefficients.shape[1], dtype=torch.float64)
+    used = torch.zeros(coefficients.shape[1], dtype=torch.int64)
+    for chunk in torch.split(coefficients, _ROWS):
+        squares += chunk.square().sum(dim=0, dtype=torch.float64)
+        used += (chunk != 0).sum(dim=0)
+    return squares / squares.sum().clamp(min=1e-300), used
+
+
+def strongest_correlations(coefficients: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each component the others with the largest |Pearson correlation| over examples.
+
+    Returns numbers and correlations, both [C, min(count, C − 1)], strongest first. A component that is the same in all
+    examples correlates with nothing (0). Takes one product m × C × C and memory for a chunk of rows and 2,048 × C.
+    """
+    m, C = coefficients.shape
+    count = min(count, C - 1)
+    if m == 0 or count < 1:
+        return torch.zeros(C, 0, dtype=torch.int64), torch.zeros(C, 0)
+    mean = (
+        sum((chunk.sum(dim=0, dtype=torch.float64) for chunk in torch.split(coefficients, _ROWS)), torch.zeros(C)) / m
+    )
+    mean32 = mean.float()
+    squares = torch.zeros(C, dtype=torch.float64)
+    for chunk in torch.split(coefficients, _ROWS):
+        squares += (chunk - mean32).square_().sum(dim=0, dtype=torch.float64)
+    # below this a column only differs from its mean by rounding
+    flat = squares <= m * (1e-6 * mean) ** 2
+    scale = torch.where(flat, 0.0, squares.clamp(min=1e-300).rsqrt()).float()
+    numbers, values = [], []
+    for start in range(0, C, _BLOCK):
+        stop = min(start + _BLOCK, C)
+        products = torch.zeros(stop - start, C)
+        for chunk in torch.split(coefficients, _ROWS):
+            scaled = (chunk - mean32).mul_(scale)
+            products.addmm_(scaled[:, start:stop].T, scaled)
+        products.clamp_(-1, 1)
+        size = products.abs()
+        size[torch.arange(stop - start), torch.arange(start, stop)] = -1  # not itself
+        best = size.topk(count, dim=1).indices
+        numbers.append(best)
+        values.append(products.gather(1, best))
+    return torch.cat(numbers), torch.cat(values)
+
+
+def overlap(components: torch.Tensor, method: str) -> torch.Tensor | None:
+    """⟨component j, component l⟩, [C, C], as parts of an example; None for a method that does not add them up.
+
+    For (G-)NPEFF these are the matrices hⱼhⱼᵀ, so it is (hⱼᵀhₗ)²; for an SVD the vectors themselves.
+    """
+    if method in ("npeff", "gnpeff"):
+        return (components @ components.T).square()
+    return components @ components.T if method.startswith("svd") else None
+
+
+def shares(coefficients: torch.Tensor, overlaps: torch.Tensor) -> torch.Tensor:
+    """How much of each example each component explains, [n, C], for `coefficients` [n, C] and `overlaps` [C, C].
+
+    The share of component j is Wᵢⱼ · ⟨reconstruction of i, component j⟩; the shares of an example add up to the squared
+    norm of its reconstruction. Where coefficients are a least-squares fit (non-negative or not), the unit-norm example
+    itself may stand in for its reconstruction, and the shares add up to 1 − residual.
+    """
+    return coefficients * (coefficients @ overlaps)

@@ -1,0 +1,70 @@
+"""Which examples a component is about: ranks, bands below the top, distinct texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_COLUMNS = 64
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+def columns(matrix: torch.Tensor) -> Iterator[Array]:
+    """The columns of `matrix` [m, C] one after another, each contiguous float32 [m], holding a few at a time."""
+    for start in range(0, matrix.shape[1], _COLUMNS):
+        yield from matrix[:, start : start + _COLUMNS].T.contiguous().float().cpu().numpy()
+
+
+def ranked(scores: Array) -> Array:
+    """Examples with a score above zero, best first; equal scores in order of the examples.
+
+    `scores` is float32 [m]; returns int64 [examples above zero].
+    """
+    active = np.flatnonzero(scores > 0)
+    # Positive floats sort like their bits. With the example number in the lower half, one sort of whole numbers gives
+    # a stable order several times faster than a stable argsort.
+    bits = np.ascontiguousarray(scores[active], dtype=np.float32).view(np.uint32).astype(np.uint64)
+    keys = ((_LOW - bits) << np.uint64(32)) | active.astype(np.uint64)
+    keys.sort()
+    return (keys & _LOW).astype(np.int64)
+
+
+def distinct(order: Array, texts: Array, count: int | None = None) -> Array:
+    """The first of each text in `order` (positions into `texts`), at most `count`; order kept."""
+    look = len(order) if count is None else min(len(order), 4 * count)
+    while True:
+        first = np.sort(np.unique(texts[order[:look]], return_index=True)[1])
+        if count is None or len(first) >= count or look == len(order):
+            return order[first[:count]]
+        look = min(len(order), 4 * look)
+
+
+def bands(active: int, top: int, size: int, fractions: tuple[float, ...]) -> list[tuple[float, range]]:
+    """Places in a ranking of `active` examples where to look below the top: (fraction, places), without overlap.
+
+    A band at fraction f starts at place f · active, or behind the top or the band before it if that is later.
+    """
+    found, free = [], top
+    for fraction in fractions:
+        start = max(free, int(fraction * active))
+        stop = min(active, start + size)
+        if start < stop:
+            found.append((fraction, range(start, stop)))
+            free = stop
+    return found
+
+
+def quantiles(ordered: Array, at: tuple[float, ...]) -> list[float]:
+    """Quantiles (linear between neighbours) of values sorted from largest to smallest; none of no values."""
+    if not len(ordered):
+        return []
+    places = (1 - np.array(at)) * (len(ordered) - 1)
+    below = np.floor(places).astype(int)
+    above = np.minimum(below + 1, len(ordered) - 1)
+    values = ordered.astype(np.float64)
+    return (values[below] + (places - below) * (values[above] - values[below])).tolist()

@@ -1,0 +1,224 @@
+"""`npeff analyse`: tunings, energies, correlations and top examples of a run's decompositions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+import tyro
+
+from npeff import __version__
+from npeff.analyse import matrix, report, tunings
+from npeff.analyse.ranking import Array
+from npeff.configs import to_dict
+from npeff.decompose import Decomposition, load
+from npeff.errors import UserError
+from npeff.files import read_json
+from npeff.store import Run
+
+FORMAT = 1
+ANALYSIS = "analysis"
+
+
+@dataclass(frozen=True)
+class AnalyseConfig:
+    """Say what the components of a run's decompositions are tuned to. Writes tables, figures and JSON beside them."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+    name: str | None = None
+    """Decomposition to analyse; without it, every finished one of the run."""
+    top: int = 16
+    """Top examples that must agree for a component to be tuned; components with fewer active ones are left out."""
+    unique: bool = False
+    """Count only the first of several top examples with the same text."""
+    correlated: int = 8
+    """Most correlated components to list for each component."""
+
+    def __post_init__(self) -> None:
+        if self.top < 2 or self.correlated < 0:
+            raise UserError("--top must be at least 2 and --correlated at least 0.")
+
+
+def analyse(config: AnalyseConfig) -> list[Path]:
+    """Analyse one or all decompositions of a run; returns their analysis directories."""
+    run = Run.open(config.run)
+    names = [config.name] if config.name else finished_decompositions(run)
+    if not names:
+        raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
+    return [analyse_one(run, name, config) for name in names]
+
+
+def finished_decompositions(run: Run) -> list[str]:
+    """Names of the run's decompositions that can be read, sorted."""
+    return sorted(path.parent.name for path in (run.path / "decompositions").glob("*/config.json"))
+
+
+def analyse_one(run: Run, name: str, config: AnalyseConfig, quiet: bool = False) -> Path:
+    """Analyse the decomposition `name`, unless that is done with the same options; `quiet` does not mention it."""
+    folder = decomposition_folder(run, name)
+    inputs = _inputs(run, folder, config)
+    if is_current(folder, inputs):
+        if not quiet:
+            print(f"{name}: the analysis in {folder / ANALYSIS} is up to date.")
+        return folder / ANALYSIS
+    decomposition = load_decomposition(run, name)
+    found = summarise(name, decomposition, read_examples(run), config)
+    report.write(folder / ANALYSIS, {"format": FORMAT, "npeff": __version__, "inputs": inputs, **found}, run.table)
+    print(report.in_words(found))
+    print(f"  in {folder / ANALYSIS}")
+    return folder / ANALYSIS
+
+
+def decomposition_folder(run: Run, name: str) -> Path:
+    """Where a finished decomposition is."""
+    folder = run.path / "decompositions" / name
+    if Path(name).name != name or not (folder / "config.json").is_file():
+        known = ", ".join(finished_decompositions(run)) or "none yet"
+        raise UserError(f"{run.path} has no finished decomposition {name!r}; it has: {known}.")
+    return folder
+
+
+def load_decomposition(run: Run, name: str) -> Decomposition:
+    """A decomposition of all examples of `run`."""
+    decomposition = load(decomposition_folder(run, name), run.fingerprint)
+    if len(decomposition.coefficients) != len(run.table):
+        raise UserError(
+            f"Decomposition {name!r} has coefficients of {len(decomposition.coefficients)} examples, the run has "
+            f"{len(run.table)}. Decompose the run again."
+        )
+    return decomposition
+
+
+def _inputs(run: Run, folder: Path, config: AnalyseConfig) -> dict[str, Any]:
+    """What an analysis depends on."""
+    options = {key: value for key, value in to_dict(config).items() if key not in ("run", "name")}
+    digest = read_json(folder / "config.json").get("sha256")
+    # the table's own hash: verifying a run may mend predictions that the fingerprint does not cover
+    return {"run": run.fingerprint, "examples": run.manifest["examples_sha256"], "tensors": digest, "options": options}
+
+
+def is_current(folder: Path, inputs: dict[str, Any]) -> bool:
+    """Whether the analysis in `folder` was made of these inputs by this version of the analysis, and is whole."""
+    if not all((folder / ANALYSIS / name).is_file() for name in report.FILES):
+        return False
+    old = read_json(folder / ANALYSIS / report.JSON)
+    return old.get("format") == FORMAT and old.get("inputs") == inputs
+
+
+def read_examples(run: Run) -> tunings.Examples:
+    """What tunings need of a run's example table."""
+    table, names = run.table, run.manifest["task"]["labels"]
+    labels = table["label"].fill_null(tunings.UNKNOWN).to_numpy().astype(np.int64)
+    codes, texts = encode(table["prediction_text"])
+    if names:  # the task's own order of classes
+        codes, texts = table["prediction"].to_numpy().astype(np.int64), names
+    aside = table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
+    return tunings.Examples(
+        predictions=tunings.Classes(codes, texts),
+        labels=tunings.Classes(labels, names),
+        texts=encode(_whole_texts(table))[0],
+        usable=~aside,
+    )
+
+
+def _whole_texts(table: pa.Table) -> pa.ChunkedArray:
+    """Text and fields of each example: what makes two of them the same to the model."""
+    parts = [table["text"], *(table[name] for name in table.column_names if name.startswith("field:"))]
+    return pc.binary_join_element_wise(*parts, "\x00") if len(parts) > 1 else parts[0]
+
+
+def encode(values: pa.ChunkedArray) -> tuple[Array, list[str]]:
+    """Numbers of the distinct strings, int64 [m], and these strings."""
+    encoded = values.combine_chunks().dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+
+
+def summarise(
+    name: str, decomposition: Decomposition, examples: tunings.Examples, config: AnalyseConfig
+) -> dict[str, Any]:
+    """Everything about one decomposition, as JSON values. `coefficients` [m, C] are held once, and a copy if signed."""
+    coefficients, orders = decomposition.coefficients, decomposition.orders
+
+    def scores() -> Iterator[tuple[str, torch.Tensor]]:
+        for order in orders:
+            yield order, decomposition.scores(order)
+
+    components = tunings.find_tunings(scores(), examples, config.top, config.unique)
+    expected = tunings.expected_rates(examples, config.top, len(orders), config.unique)
+    energy, used = matrix.energy_and_density(coefficients)
+    related, correlations = matrix.strongest_correlations(coefficients, config.correlated)
+    overlaps = matrix.overlap(decomposition.components, decomposition.config.method)
+    rates = tunings.rates(components, expected)
+    usable = int(examples.usable.sum())
+    eligible = sum(component.tuned["prediction"] is not None for component in components)
+    return {
+        "name": name,
+        "method": decomposition.config.method,
+        "orders": list(orders),
+        "examples": usable,
+        "components": len(components),
+        "eligible": eligible,
+        "left_out": len(components) - eligible,
+        "top": config.top,
+        "unique": config.unique,
+        "tunings": {kind: rate and {**vars(rate), "share": rate.share} for kind, rate in rates.items()},
+        "labels": _class_shares(examples.labels, examples.usable),
+        "predictions": _class_shares(examples.predictions, examples.usable),
+        "explained": _explained(decomposition, examples.usable),
+        "component": [
+            {
+                "number": component.number,
+                **{f"{kind}_tuned": flag for kind, flag in component.tuned.items()},
+                "prediction_purity": component.purity("prediction"),
+                "label_purity": component.purity("label"),
+                "used": int(used[component.number]),
+                "density": int(used[component.number]) / max(usable, 1),
+                "energy": float(energy[component.number]),
+                "correlated": related[component.number].tolist(),
+                "correlation": _rounded(correlations[component.number].tolist()),
+                "orderings": [
+                    _ordering(ordering, component.number, coefficients, overlaps) for ordering in component.orderings
+                ],
+            }
+            for component in components
+        ],
+    }
+
+
+def _ordering(
+    ordering: tunings.Ordering, number: int, coefficients: torch.Tensor, overlaps: torch.Tensor | None
+) -> dict[str, Any]:
+    values = {**vars(ordering), "scores": _rounded(ordering.scores), "quantiles": _rounded(ordering.quantiles)}
+    values["shares"] = None
+    if overlaps is not None:
+        rows = coefficients[ordering.top]
+        values["shares"] = _rounded((rows[:, number] * (rows @ overlaps[number])).tolist())
+    return values
+
+
+def _class_shares(classes: tunings.Classes, usable: Array, most: int = 200) -> dict[str, float] | None:
+    """Share of each class among usable examples, largest first, at most `most` of them; None if none is known."""
+    codes = classes.codes[usable & (classes.codes != tunings.UNKNOWN)]
+    if not len(codes):
+        return None
+    counts = np.bincount(codes, minlength=len(classes.names))
+    order = np.argsort(-counts, kind="stable")[:most]
+    return {classes.names[i]: counts[i] / len(codes) for i in order.tolist() if counts[i]}
+
+
+def _explained(decomposition: Decomposition, usable: Array) -> float | None:
+    """Mean over usable examples of 1 − residual."""
+    residuals = decomposition.residuals[torch.from_numpy(usable)]
+    return float(1 - residuals.double().mean()) if len(residuals) else None
+
+
+def _rounded(values: list[float]) -> list[float]:
+    """Six significant digits: what float32 holds, and half the JSON."""
+    return [float(f"{value:.6g}") for value in values]

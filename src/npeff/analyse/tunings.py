@@ -1,0 +1,229 @@
+"""Which components are tuned: all of their top examples have the same prediction, or the same label.
+
+A component that is label-tuned but not prediction-tuned ("LnP") is the paper's sign of a factor that works together
+with others. All functions take arrays; nothing here knows about files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from npeff.analyse.ranking import Array, columns, distinct, quantiles, ranked
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+"""Of a component's scores above zero."""
+KINDS = ("prediction", "label", "lnp")
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Classes:
+    """A class for every example."""
+
+    codes: Array
+    """int64 [m]: index into `names`, or -1 where the class is not known."""
+    names: Sequence[str]
+
+    @property
+    def known(self) -> bool:
+        return bool((self.codes != UNKNOWN).any())
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What is known about the m examples of a run, beside their coefficients."""
+
+    predictions: Classes
+    labels: Classes
+    texts: Array
+    """int64 [m]: the same number for the same text."""
+    usable: Array
+    """bool [m]: false where the example was set aside."""
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """A component's examples under one way of ranking them."""
+
+    order: str
+    active: int
+    """Examples that score above zero; distinct texts if those were asked for."""
+    top: list[int]
+    """The best examples, best first."""
+    scores: list[float]
+    quantiles: list[float]
+    """`QUANTILES` of the scores above zero."""
+    predictions: dict[str, int]
+    """How often each prediction occurs in the top."""
+    labels: dict[str, int]
+    prediction_purity: float | None
+    """Share of the most frequent prediction in the top."""
+    label_purity: float | None
+    prediction_tuned: bool | None
+    """None if the component has too few active examples."""
+    label_tuned: bool | None
+    """None in this case too, and without labels."""
+
+
+@dataclass
+class Component:
+    """One component; `tuned` is what it counts as over all its orderings."""
+
+    number: int
+    orderings: list[Ordering] = field(default_factory=list)
+
+    @property
+    def tuned(self) -> dict[str, bool | None]:
+        """For each of KINDS: yes, no, or None where it cannot be said.
+
+        Tuned is what is tuned in any ordering; LnP is label-tuned in any and prediction-tuned in none.
+        """
+        prediction = _any(o.prediction_tuned for o in self.orderings)
+        label = _any(o.label_tuned for o in self.orderings)
+        lnp = None if prediction is None or label is None else label and not prediction
+        return {"prediction": prediction, "label": label, "lnp": lnp}
+
+    def purity(self, kind: str) -> float | None:
+        """Highest purity of `prediction` or `label` over the orderings."""
+        found = [getattr(o, f"{kind}_purity") for o in self.orderings]
+        return max((value for value in found if value is not None), default=None)
+
+
+def _any(values: Iterable[bool | None]) -> bool | None:
+    known = [value for value in values if value is not None]
+    return any(known) if known else None
+
+
+def find_tunings(
+    scores: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    examples: Examples,
+    top: int = 16,
+    unique: bool = False,
+) -> list[Component]:
+    """Rank the examples of every component and see what its top has in common.
+
+    `scores` gives the name of each way of ranking and a matrix [m, C]; only examples above zero belong to a component.
+    An iterator of pairs is read one by one, so that the matrices need not be in memory together.
+    """
+    components: list[Component] = []
+    for order, matrix in scores.items() if isinstance(scores, Mapping) else scores:
+        if not components:
+            components = [Component(number) for number in range(matrix.shape[1])]
+        for component, column in zip(components, columns(matrix), strict=True):
+            component.orderings.append(_ordering(order, column, examples, top, unique))
+    return components
+
+
+def _ordering(order: str, scores: Array, examples: Examples, top: int, unique: bool) -> Ordering:
+    ranking = ranked(np.where(examples.usable, scores, 0) if not examples.usable.all() else scores)
+    active = len(np.unique(examples.texts[ranking])) if unique else len(ranking)
+    best = distinct(ranking, examples.texts, top) if unique else ranking[:top]
+    predictions, labels = examples.predictions.codes[best], examples.labels.codes[best]
+    enough = active >= top
+    return Ordering(
+        order=order,
+        active=active,
+        top=best.tolist(),
+        scores=scores[best].tolist(),
+        quantiles=quantiles(scores[ranking], QUANTILES),
+        predictions=_counts(predictions, examples.predictions),
+        labels=_counts(labels, examples.labels),
+        prediction_purity=_purity(predictions),
+        label_purity=_purity(labels) if examples.labels.known else None,
+        prediction_tuned=agree(predictions) if enough else None,
+        label_tuned=agree(labels) if enough and examples.labels.known else None,
+    )
+
+
+def agree(codes: Array) -> bool:
+    """Whether all classes are known and the same."""
+    return len(codes) > 0 and codes[0] != UNKNOWN and bool((codes == codes[0]).all())
+
+
+def _counts(codes: Array, classes: Classes) -> dict[str, int]:
+    return {classes.names[code]: count for code, count in Counter(codes.tolist()).most_common() if code != UNKNOWN}
+
+
+def _purity(codes: Array) -> float | None:
+    if not len(codes):
+        return None
+    return max(Counter(codes[codes != UNKNOWN].tolist()).values(), default=0) / len(codes)
+
+
+# --- how much of it is chance -------------------------------------------------------------------------------------
+
+
+def chance_of_agreement(counts: Iterable[int], total: int, top: int) -> Fraction:
+    """Probability that `top` of `total` examples, drawn without replacement, are all of one class; exact.
+
+    `counts` are the sizes of the classes; they may add up to less than `total`, the rest agrees with nothing.
+    """
+    if total < top:
+        return Fraction(0)
+    return Fraction(sum(math.comb(count, top) for count in counts if count >= top), math.comb(total, top))
+
+
+def expected_rates(examples: Examples, top: int, orderings: int = 1, unique: bool = False) -> dict[str, float | None]:
+    """Share of components that would be tuned if a top were drawn at random from the examples.
+
+    Exact for one ordering; for several an upper bound, the sum over them. LnP is "labels agree" less "labels and
+    predictions agree".
+    """
+    pool = np.flatnonzero(examples.usable)
+    if unique:
+        pool = distinct(pool, examples.texts)
+    predictions, labels = examples.predictions.codes[pool], examples.labels.codes[pool]
+    known = labels != UNKNOWN
+    both = Counter(zip(labels[known].tolist(), predictions[known].tolist(), strict=True))
+    prediction = chance_of_agreement(Counter(predictions.tolist()).values(), len(pool), top)
+    label = chance_of_agreement(Counter(labels[known].tolist()).values(), len(pool), top)
+    lnp = label - chance_of_agreement(both.values(), len(pool), top)
+    rates = {"prediction": prediction, "label": label, "lnp": lnp}
+    absent = () if examples.labels.known else ("label", "lnp")
+    return {kind: None if kind in absent else min(1.0, float(orderings * rate)) for kind, rate in rates.items()}
+
+
+def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's confidence interval of a share (95% unless told otherwise)."""
+    if not trials:
+        return 0.0, 1.0
+    share, z2 = successes / trials, z * z
+    middle = share + z2 / (2 * trials)
+    half = z * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    low, high = (middle - half) / (1 + z2 / trials), (middle + half) / (1 + z2 / trials)
+    # rounding must not push the interval off a share of exactly 0 or 1
+    return (0.0 if successes == 0 else max(0.0, low)), (1.0 if successes == trials else min(1.0, high))
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Share of tuned components among those with enough examples."""
+
+    tuned: int
+    of: int
+    low: float
+    high: float
+    """95% interval over components."""
+    expected: float
+    """The same share if tops were drawn at random."""
+
+    @property
+    def share(self) -> float | None:
+        return self.tuned / self.of if self.of else None
+
+
+def rates(components: Sequence[Component], expected: Mapping[str, float | None]) -> dict[str, Rate | None]:
+    """For each of KINDS how many components are tuned; None where labels are missing."""
+    found: dict[str, Rate | None] = {}
+    for kind in KINDS:
+        chance = expected[kind]
+        known = [flag for component in components if (flag := component.tuned[kind]) is not None]
+        found[kind] = None if chance is None else Rate(sum(known), len(known), *wilson(sum(known), len(known)), chance)
+    return found
