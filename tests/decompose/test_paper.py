@@ -72,7 +72,7 @@ def test_tau_ends_both_stages_early():
     assert 0 < stages[1].count("joint") < 301
     for stage in ("frozen", "joint"):
         assert stages[1].count(stage) % 10 == 0
-    assert (full.history.ending, early.history.ending) == ("out of passes", "converged")
+    assert (full.history.ending, early.history.ending) == ("all steps taken", "converged")
 
 
 def test_a_rate_that_is_too_high_is_explained():

@@ -40,7 +40,7 @@ def make_run(path, seed=0, collected=("fisher", "gradient", "activation"), examp
     for shard in run.shards:
         inside = [i for i in range(shard.start, shard.stop) if rank[i]]
         rows = torch.cat([source.read(i, i + 1) for i in inside])
-        gradient = torch.randn(len(inside), 32, generator=torch.Generator().manual_seed(shard.number))
+        gradient = torch.randn(shard.stop - shard.start, 32, generator=torch.Generator().manual_seed(shard.number))
         run.write_shard(
             shard, {"rows": rows.half(), "gradient": gradient.half(), "activation": gradient[:, :8].clone()}
         )
@@ -75,6 +75,15 @@ def test_a_name_is_not_taken_twice(run):
     with pytest.raises(UserError, match="made with other options"):
         decompose(DecomposeConfig(components=5, **config))
     assert len(decompose(DecomposeConfig(components=5, overwrite=True, **config)).components) == 5
+
+
+def test_more_passes_go_on_where_fewer_ended(run, capsys):
+    config = {"run": str(run.path), "components": 4, "tolerance": 0, "checkpoint_passes": 3}
+    short = decompose(DecomposeConfig(max_passes=3, **config))
+    assert "allow more passes" in capsys.readouterr().out
+    longer = decompose(DecomposeConfig(max_passes=6, **config))
+    assert [step.loss for step in longer.history.steps[:4]] == [step.loss for step in short.history.steps[:4]]
+    assert len(longer.history.steps) == 8
 
 
 def test_held_out_examples_get_coefficients_and_a_loss(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -29,6 +30,8 @@ class Step:
     step: float = 1.0
     """Step length."""
     stage: str = ""
+    seconds: float = 0.0
+    """Time since the solver started."""
 
 
 @dataclass
@@ -37,14 +40,16 @@ class History:
 
     steps: list[Step] = field(default_factory=list)
     ending: str = "unfinished"
-    """"converged", "out of passes", "exact" or "unfinished"."""
+    """"converged", "out of passes", "all steps taken", "exact" or "unfinished"."""
     reseeded: int = 0
     """Components that died and were started again."""
+    started: float = field(default_factory=time.perf_counter, repr=False)
 
     def add(self, loss: float, step: float = 1.0, stage: str = "") -> Step:
         before = self.steps[-1].loss if self.steps else loss
         improvement = (before - loss) / before if before > 0 else 0.0
-        self.steps.append(Step(len(self.steps), loss, improvement, step, stage))
+        seconds = time.perf_counter() - self.started
+        self.steps.append(Step(len(self.steps), loss, improvement, step, stage, seconds))
         return self.steps[-1]
 
     def settled(self, tolerance: float, since: int = 0) -> bool:
@@ -66,6 +71,8 @@ class History:
         text = f"The loss per example went from {first.loss:.4f} to {last.loss:.4f} in {passes} passes. "
         if self.ending == "exact":
             text += "The solution is exact."
+        elif self.ending == "all steps taken":
+            text += "All steps were taken."
         elif self.ending == "converged":
             text += f"Converged: the last {WINDOW} passes improved it by at most {tolerance:.2g} of its value."
         else:
@@ -77,11 +84,13 @@ class History:
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"steps": [asdict(step) for step in self.steps], "ending": self.ending, "reseeded": self.reseeded}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
-        return cls([Step(**step) for step in values["steps"]], values["ending"], values["reseeded"])
+        steps = [Step(**step) for step in values["steps"]]
+        spent = steps[-1].seconds if steps else 0.0
+        return cls(steps, values["ending"], values["reseeded"], time.perf_counter() - spent)
 
     def write_csv(self, path: Path) -> None:
         names = [item.name for item in fields(Step)]

@@ -57,7 +57,7 @@ class Paper:
                     state = {"history": self.history.to_dict(), "stage_start": self.stage_start, "joint": joint}
                     checkpoint.save(len(self.history.steps), self.coefficient_parts(), {"H": self.H}, state)
         taken = len(self.history.steps) - self.stage_start
-        self.history.ending = "out of passes" if taken > options.joint_steps else "converged"
+        self.history.ending = "all steps taken" if taken > options.joint_steps else "converged"
 
     def step(self, joint: bool) -> float:
         """One step; returns the loss at its start, after the coefficients have moved."""

@@ -66,7 +66,8 @@ def decompose(config: DecomposeConfig) -> Decomposition:
         decomposition = fit(run, fit_config, config.holdout, checkpoint, quiet=False)
         if first:
             decomposition.save(directory)
-        checkpoint.clear()
+        if decomposition.history.ending != "out of passes":  # else more passes may be asked for
+            checkpoint.clear()
     if first:
         print(decomposition.history.verdict(config.tolerance))
         if config.holdout:
@@ -92,7 +93,7 @@ def fit(
     for name, examples in (("held_in_loss", held_in), ("held_out_loss", held_out)):
         of_these = decomposition.residuals[examples[usable[examples]]]
         decomposition.notes[name] = float(of_these.double().mean()) if len(of_these) else None
-    decomposition.notes["held_out"] = held_out.tolist()
+    decomposition.notes |= {"holdout": holdout, "held_out": held_out.tolist()}
     return decomposition
 
 
@@ -111,14 +112,17 @@ def open_decomposition(run: Run, name: str | None = None) -> Decomposition:
 
 
 def _finished(directory: Path, run: Run, fit_config: FitConfig, config: DecomposeConfig) -> Decomposition | None:
-    """What an earlier call with the same options has saved; other options under the same name are an error."""
+    """What an earlier call with the same options has saved; None if there is something left to do.
+
+    With more passes or another tolerance a fit goes on; other options under the same name are an error.
+    """
     if not (directory / "config.json").exists() or config.overwrite:
         return None
     old = load(directory, run.fingerprint)
-    same_holdout = bool(config.holdout) == ("held_out" in old.notes)
-    if to_dict(old.config) == to_dict(fit_config) and same_holdout:
-        return old
-    raise UserError(f"{directory} was made with other options: choose another --name, or --overwrite it.")
+    if _key(run, old.config, old.notes.get("holdout", 0.0)) != _key(run, fit_config, config.holdout):
+        raise UserError(f"{directory} was made with other options: choose another --name, or --overwrite it.")
+    same_length = all(getattr(old.config, name) == getattr(fit_config, name) for name in ("max_passes", "tolerance"))
+    return old if same_length else None
 
 
 def _key(run: Run, config: SolverConfig, holdout: float) -> str:

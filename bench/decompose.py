@@ -1,0 +1,174 @@
+"""Speed, loss, memory and recovery of decompositions, on Fishers of SmolLM2-135M and on planted and synthetic rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from npeff.collect import CollectConfig, collect
+from npeff.data import DataConfig
+from npeff.decompose import FitConfig, Npeff, PaperConfig
+from npeff.decompose.als import Als
+from npeff.decompose.blocks import Blocks
+from npeff.decompose.seeds import start_components
+from npeff.rows import ArrayRows, RowSource
+from npeff.store import Run, Shard
+
+EXAMPLES = 1024
+COMPONENTS = 64
+SEEDS = (0, 1, 2)
+PAPER_EXAMPLES = 60_000
+"""Examples for which the paper chose its learning rates."""
+STORE_BYTES = 10e9
+
+
+def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
+    yield entry("decompose.recovery", recovery(), ">= 0.95")
+    with tempfile.TemporaryDirectory() as folder:
+        yield entry("decompose.peak_gb", peak_gb(Path(folder)), "<= 3")
+        config = CollectConfig(run=str(Path(folder) / "run"), data=data_config(data), gradient=False, activation=False)
+        collecting, run = timed(lambda: collect(config))
+        source = in_memory(run.source("fisher"))
+        yield entry("decompose.pass_ratio", pass_ratio(source), "<= 1.3")
+        yield from against_paper(source)
+        yield entry("decompose.fit_ratio", fit_ratio(source, collecting), "<= 0.05")
+
+
+def entry(name: str, value: float, bar: str, holds: bool = True) -> dict[str, Any]:
+    sign, limit = bar.split()
+    within = value <= float(limit) if sign == "<=" else value >= float(limit)
+    return {"name": name, "value": value, "bar": bar, "holds": within and holds}
+
+
+def data_config(data: Path | None) -> DataConfig:
+    if data is None:
+        return DataConfig("reviews", limit=EXAMPLES)
+    return DataConfig("sst2", data=str(data / "sst2.jsonl"), limit=EXAMPLES)
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    result = call()
+    return time.perf_counter() - begin, result
+
+
+def in_memory(source: RowSource) -> ArrayRows:
+    """All rows, so that neither solver waits for the disk."""
+    return ArrayRows(source.read(0, len(source.ranks)), source.ranks)
+
+
+def against_paper(source: ArrayRows) -> Iterator[dict[str, Any]]:
+    """Time of `als` to the final loss of `paper` + 0.1%, and its own final loss, against those of `paper`."""
+    scale = PAPER_EXAMPLES / len(source.ranks)
+    paper = PaperConfig(frozen_rate=1e-5 * scale, joint_rate=3e-4 * scale)
+    times, losses, whole = [], [], []
+    for seed in SEEDS:
+        slow, printed = timed(lambda s=seed: Npeff(_config(s, solver="paper", paper=paper)).fit(source))  # type: ignore[misc]
+        fast, ours = timed(lambda s=seed: Npeff(_config(s)).fit(source))  # type: ignore[misc]
+        steps = ours.history.steps
+        target = 1.001 * printed.history.loss
+        reached = next((step for step in steps if step.loss <= target), None)
+        # what comes after the step that reached the target does not count, what came before the first step does
+        needed = fast - (steps[-1].seconds - reached.seconds) if reached else float("inf")
+        times.append(needed / slow)
+        losses.append(ours.history.loss / printed.history.loss)
+        whole.append(fast / slow)
+    yield entry("decompose.time_ratio", float(np.mean(times)), "<= 0.05")
+    yield entry("decompose.loss_ratio", float(np.mean(losses)), "<= 1.0005", holds=max(whole) <= 0.05)
+
+
+def _config(seed: int, **values: Any) -> FitConfig:
+    return FitConfig(components=COMPONENTS, seed=seed, **values)
+
+
+def recovery() -> float:
+    """Share of planted components that are found, worst of five seeds."""
+    return min(_recovered(seed) for seed in range(5))
+
+
+def _recovered(seed: int, factors: int = 48, each: int = 3, noise: float = 0.02, m: int = 1000, p: int = 512) -> float:
+    generator = torch.Generator().manual_seed(seed)
+    U = torch.nn.functional.normalize(torch.randn(factors, p, generator=generator), dim=1)
+    which = torch.stack([torch.randperm(factors, generator=generator)[:each] for _ in range(m)])
+    rows = (0.2 + torch.rand(m, each, generator=generator)).sqrt()[..., None] * U[which]
+    rows = rows + noise * rows.norm(dim=2, keepdim=True) * torch.randn(rows.shape, generator=generator) / p**0.5
+    fitted = Npeff(FitConfig(components=factors, seed=seed)).fit(ArrayRows(rows.reshape(-1, p), [each] * m))
+    return float(((U @ fitted.components.T).abs().amax(dim=1) > 0.9).float().mean())
+
+
+def pass_ratio(source: ArrayRows, repeats: int = 12) -> float:
+    """A pass over rows in memory, in their full length, ÷ its two products with them; the best of several of each."""
+    torch.set_flush_denormal(True)
+    blocks = Blocks(source, len(source.rows), torch.device("cpu"), keep_bytes=float("inf"))
+    [rows] = blocks.kept_rows() or []
+    solver = Als(blocks, start_components(source, COMPONENTS, "kmeans++", 0), _config(0), keep_products=True)
+    solver.start_round(sweeps=4)
+    product, combined = torch.empty(COMPONENTS, len(rows)), torch.empty_like(solver.H)
+
+    def products() -> None:
+        torch.mm(solver.H, rows.T, out=product)
+        torch.mm(product, rows, out=combined)
+
+    passes, alone = [], []
+    for _ in range(repeats):
+        passes.append(timed(solver.iterate)[0])
+        alone.append(timed(products)[0])
+    return min(passes[2:]) / min(alone[2:])
+
+
+def fit_ratio(source: ArrayRows, collecting: float) -> float:
+    """Coefficients of new examples ÷ collecting as many."""
+    fitted = Npeff(_config(0, max_passes=10)).fit(source)
+    return min(timed(lambda: fitted.transform(source))[0] for _ in range(3)) / collecting
+
+
+# A 10 GB run whose shards are one file under many names: the reader cannot tell, the disk is spared.
+SHARD_EXAMPLES, DIM = 1024, 16_384
+
+WORKER = """
+import json, resource, sys
+from npeff.decompose import FitConfig, Npeff
+from npeff.store import Run
+fitted = Npeff(FitConfig(components=256, max_passes=2, tolerance=0)).fit(Run.open(sys.argv[1]).source("fisher"))
+print(json.dumps([fitted.history.loss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+"""
+
+
+def peak_gb(folder: Path) -> float:
+    """Peak memory of a process that decomposes 10 GB of half-precision rows into 256 components."""
+    run = synthetic_run(folder / "large", int(STORE_BYTES / (2 * DIM)))
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, str(run.path)], capture_output=True, text=True, check=True, env=os.environ
+    )
+    return float(json.loads(done.stdout)[1]) / 1e9
+
+
+def synthetic_run(path: Path, examples: int) -> Run:
+    """A finished run of random rows, one per example."""
+    examples -= examples % SHARD_EXAMPLES
+    inputs = pa.table({"source_row": pa.array(range(examples)), "text": pa.array([""] * examples)})
+    manifest = {"identity": {"collected": ["fisher"]}, "config": {}, "shard_examples": SHARD_EXAMPLES}
+    run = Run.create(path, manifest, inputs)
+    first: Shard | None = None
+    for shard in run.shards:
+        if first is None:
+            first = shard
+            rows = torch.randn(SHARD_EXAMPLES, DIM, generator=torch.Generator().manual_seed(0))
+            run.write_shard(shard, {"rows": torch.nn.functional.normalize(rows, dim=1).half()})
+            continue
+        os.link(path / first.file, path / shard.file)
+        (path / shard.record).write_text((path / first.record).read_text(encoding="utf-8"), encoding="utf-8")
+    table = inputs.append_column("rank", pa.array(np.ones(examples, dtype=np.int64)))
+    run.finish(table.append_column("set_aside", pa.nulls(examples, pa.string())))
+    return Run.open(path)
