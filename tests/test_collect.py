@@ -201,6 +201,11 @@ def test_values_that_are_not_finite_are_set_aside(config, tmp_path, capsys):
     assert run.table["set_aside"].to_pylist() == [None, "a value was not finite", None]
     assert run.source("fisher").ranks.tolist() == [1, 0, 1]
     assert bool(run.source("fisher").read(0, 3).isfinite().all())
+    for kind in ("gradient", "activation"):
+        rows = run.source(kind).read(0, 3)
+        assert rows.shape[0] == 2
+        assert bool((rows.norm(dim=1) > 0).all())
+        assert torch.equal(run.source(kind).read(2, 3), rows[1:])
     assert "example 1" in capsys.readouterr().out
 
 

@@ -14,6 +14,9 @@ from npeff.errors import UserError
 COMMANDS = {
     "collect": ("npeff.collect", "CollectConfig", "collect", "collect per-example Fishers into a run directory"),
     "verify": ("npeff.verify", "VerifyConfig", "verify", "find damaged files of a run, and mend them"),
+    "decompose": ("npeff.decompose.run", "DecomposeConfig", "decompose", "find the components of a run"),
+    "sweep": ("npeff.decompose.sweep", "SweepConfig", "sweep", "how many components? held-out loss for several counts"),
+    "probe": ("npeff.decompose.probe", "ProbeConfig", "probe", "which components does a new text use?"),
     "check": ("npeff.check", "CheckConfig", "check", "does collection fit this model and task? a minute tells"),
     "params": ("npeff.params", "ParamsConfig", "params", "list the parameters that are selected, with sizes"),
     "replay": ("npeff.replay", "ReplayConfig", "replay", "run again what made a run, from its own config"),

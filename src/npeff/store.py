@@ -225,8 +225,12 @@ class StoredRows:
         parts = []
         for shard in self.run.shards[start // self._size : -(-stop // self._size)]:
             first, last = max(start, shard.start), min(stop, shard.stop)
-            ends = np.concatenate([[0], np.cumsum(self.ranks[shard.start : last])])
-            parts.append(self._read(shard, int(ends[first - shard.start]), int(ends[-1])).float())
+            if self.tensor == "rows":
+                ends = np.concatenate([[0], np.cumsum(self.ranks[shard.start : last])])
+                parts.append(self._read(shard, int(ends[first - shard.start]), int(ends[-1])).float())
+            else:  # one for every example, also for those set aside
+                found = self._read(shard, first - shard.start, last - shard.start).float()
+                parts.append(found[torch.from_numpy(self.ranks[first:last] > 0)])
         return torch.cat(parts) if parts else torch.empty(0, self.dim)
 
     def _read(self, shard: Shard, first: int, last: int) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import torch
 
 from npeff.models import CapturedModule
@@ -63,5 +62,6 @@ class DenseSketch(Sketch):
         return torch.cat(parts)
 
     def memory(self) -> int:
-        largest = max(int(np.prod(module.shape)) for module in self.modules.values())
-        return 4 * min(ROW_BLOCK_ENTRIES, largest * self.dim)
+        one_row = max(module.shape[1] for module in self.modules.values()) * self.dim
+        whole = max(module.size for module in self.modules.values()) * self.dim
+        return 4 * max(one_row, min(ROW_BLOCK_ENTRIES, whole))

@@ -76,10 +76,8 @@ class KronSketch(Sketch):
         batch = delta.shape[0]
         left = (delta @ self._matrix(module, "out", delta.dtype)).view(batch, -1, self.side)
         right = folded.reshape(batch, -1, self.side)
-        if left.dtype == total.dtype:
-            total.baddbmm_(left.mT, right)
-        else:
-            total += torch.bmm(left.mT, right)
+        # sums over tokens are taken in float32 whatever the model's precision: half of it could overflow
+        total.baddbmm_(left.float().mT, right.float())
 
     def finish(self, total: torch.Tensor) -> torch.Tensor:
         flat = total.reshape(len(total), -1)
@@ -113,4 +111,4 @@ class KronSketch(Sketch):
 
     def memory(self) -> int:
         widths = sum(sum(module.shape) for module in self.modules.values())
-        return 4 * widths * self.copies * self.side
+        return 4 * widths * self.copies * self.side + 12 * self.side**2
