@@ -310,11 +310,10 @@ def inverse(M: torch.Tensor) -> torch.Tensor:
 
 
 def _cholesky(M: torch.Tensor) -> torch.Tensor:
-    """Cholesky factor of M; rounding may need a larger ridge."""
-    ridge = RIDGE
-    while True:
+    """Cholesky factor of M with unit diagonal; rounding may need a larger ridge."""
+    for power in range(8):
         factor, failed = torch.linalg.cholesky_ex(M)
         if not int(failed):
             return factor
-        ridge *= 10
-        M = M + ridge * torch.eye(len(M), dtype=M.dtype, device=M.device)
+        M = M + RIDGE * 10 ** (power + 1) * torch.eye(len(M), dtype=M.dtype, device=M.device)
+    raise ArithmeticError("the system of the components is not finite")

@@ -33,21 +33,23 @@ class Npeff(Decomposition, method="npeff"):
         rotation = None
         if config.solver == "als" and Rotation.pays(source, memory):
             rotation = Rotation(source, config.chunk, device)
-        H, W = self._solve(rotation.source if rotation else source, device, memory)
+        H, W, blocks = self._solve(rotation.source if rotation else source, device, memory)
         if rotation:
             H = rotation.lift(H)
             del rotation
+            blocks = Blocks(source, config.chunk, device)
         norms = H.norm(dim=1)
         self.components = (H / torch.where(norms > 0, norms, 1.0)[:, None]).cpu()
-        blocks = Blocks(source, config.chunk, device)
         # `paper` keeps the coefficients that its algorithm ends with
         sweeps = FINAL_SWEEPS if config.solver == "als" else 0
-        self.coefficients, self.residuals = self._explain(blocks, W * norms.square().cpu(), sweeps)
+        self.coefficients, self.residuals = self._explain(blocks, W.mul_(norms.square().cpu()), sweeps)
         self.history.add(float(self.residuals.double().sum()) / blocks.nonzero, stage=self.history.steps[-1].stage)
         return self
 
-    def _solve(self, source: RowSource, device: torch.device, memory: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """H [C, p] and W [m, C] as the solver leaves them."""
+    def _solve(
+        self, source: RowSource, device: torch.device, memory: float
+    ) -> tuple[torch.Tensor, torch.Tensor, Blocks]:
+        """H [C, p] and W [m, C] as the solver leaves them, and the blocks that it used."""
         config, C = self.config, self.config.components
         products = 12.0 * float(np.sum(source.ranks)) * C
         keep_products = config.solver == "als" and products <= memory
@@ -61,7 +63,9 @@ class Npeff(Decomposition, method="npeff"):
             solver = Paper(blocks, *start(blocks, C, config.seed), config)
         solver.run(self.checkpoint, self.quiet)
         self.history = solver.history
-        return solver.H, blocks.gather(solver.coefficient_parts())
+        H, parts = solver.H, solver.coefficient_parts()
+        del solver  # and with it the products, before coefficients of all examples are put together
+        return H, blocks.gather(parts), blocks
 
     def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
         check_dim(source, self.components)

@@ -26,12 +26,11 @@ class Rotation:
         kept = blocks.kept_rows() or []
         self._rows = torch.cat(kept) if len(kept) != 1 else kept[0]
         K = (self._rows @ self._rows.T).double()
-        ridge = RIDGE * float(K.diagonal().mean())
-        failed = 1
-        while failed:
-            K.diagonal().add_(ridge)
-            self._factor, info = torch.linalg.cholesky_ex(K)
-            failed, ridge = int(info), 10 * ridge
+        for power in range(6):  # a unit ridge makes any Gram matrix of unit rows positive definite
+            K.diagonal().add_(RIDGE * 10**power * max(float(K.diagonal().mean()), RIDGE))
+            self._factor, failed = torch.linalg.cholesky_ex(K)
+            if not int(failed):
+                break
         self.source = ArrayRows(self._factor.float().cpu(), np.asarray(source.ranks))
         # a zero row has to stay zero, whatever was added to the diagonal
         self.source.rows[(self._rows == 0).all(dim=1).cpu()] = 0
