@@ -1,0 +1,167 @@
+"""`npeff demo`: from nothing to a page with the components of a small language model, in minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npeff.analyse.ranking import Array
+from npeff.analyse.run import AnalyseConfig, analyse
+from npeff.collect import CollectConfig, collect
+from npeff.configs import to_dict
+from npeff.data import DataConfig, load_dataset
+from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.errors import UserError
+from npeff.explore.export import export_site
+from npeff.explore.server import SITE
+from npeff.files import read_json, whole_file
+from npeff.store import MANIFEST, Run
+from npeff.tasks import load_task
+
+NAME = "npeff"
+EXAMPLES = 1000
+VARIABLE = "NPEFF_DEMO_EXAMPLES"
+WORDS = range(4, 16)
+"""Snippets with so many words are short enough to be quick and long enough to say something."""
+_SECONDS = 0.45
+"""Per example, on two cores of a laptop; only to tell people roughly."""
+_OVERLAP = 0.25
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """Collect, decompose, analyse and export the embedded model on the embedded film reviews. Nothing is downloaded."""
+
+    run: str | None = None
+    """Directory of the run: runs/demo, or runs/demo-N for N instead of 1000 examples. A second demo in it only does
+    what has changed."""
+    examples: int | None = None
+    """Review snippets to use; 1000, or what the environment variable NPEFF_DEMO_EXAMPLES says."""
+    components: int | None = None
+    """Components to look for; 64, or fewer for less than 1000 examples."""
+
+    def __post_init__(self) -> None:
+        if (self.examples is not None and self.examples < 64) or (self.components is not None and self.components < 1):
+            raise UserError("The demo needs at least 64 examples and 1 component.")
+
+
+def demo(config: DemoConfig | None = None) -> Path:
+    """Run all steps, print the five most telling components, and return the path of the page."""
+    config = config or DemoConfig()
+    count = config.examples or _examples_from_environment()
+    components = config.components or max(8, min(64, count // 15))
+    path = Path(config.run or ("runs/demo" if count == EXAMPLES else f"runs/demo-{count}"))
+    snippets = path.parent / "demo-snippets.jsonl"
+    collecting = CollectConfig(
+        run=str(path), data=DataConfig(task="reviews", data=str(snippets), limit=count), shard_examples=64
+    )
+    done = _is_collected(path, collecting)
+    print(
+        f"How does SmolLM2-135M judge film reviews? {count} snippets, {components} components, in {path}.\n"
+        f"Four steps: collect per-example Fishers, decompose them, analyse the components, make a page.\n"
+        + ("The Fishers are there already." if done else _how_long(count)),
+        flush=True,
+    )
+    print("\n1. Collect", flush=True)
+    if done:
+        print(f"{path} is already complete.")
+        run = Run.open(path)
+    else:
+        _write_snippets(snippets)
+        run = collect(collecting)
+    print("\n2. Decompose", flush=True)
+    decompose(DecomposeConfig(run=str(path), name=NAME, components=components, overwrite=_is_other(path, components)))
+    print("\n3. Analyse", flush=True)
+    (folder,) = analyse(AnalyseConfig(str(path), NAME))
+    print("\n4. Page", flush=True)
+    page = export_site(run, path / SITE).absolute()
+    _print_telling(read_json(folder / "analysis.json"), run)
+    print(f"\nThe page: {page}\nOpen it from disk, or run  npeff explore {path}")
+    return page
+
+
+def _examples_from_environment() -> int:
+    value = os.environ.get(VARIABLE, str(EXAMPLES))
+    if not value.isdecimal() or int(value) < 64:
+        raise UserError(f"{VARIABLE} is {value!r}; it should be a whole number, at least 64.")
+    return int(value)
+
+
+def _how_long(count: int) -> str:
+    minutes = max(1, round(count * _SECONDS / 60))
+    return f"About {minutes} minute{'s' if minutes > 1 else ''} on two cores; it continues where it was if stopped."
+
+
+def _write_snippets(path: Path) -> None:
+    """Write the short snippets, shuffled; which they are depends on nothing but the embedded data."""
+    table = load_dataset(load_task("reviews"), DataConfig(task="reviews", shuffle_seed=0)).table
+    lines = [
+        json.dumps({"text": row["text"], "label": row["label"]}, ensure_ascii=False) + "\n"
+        for row in table.to_pylist()
+        if len(row["text"].split()) in WORDS
+    ]
+    with whole_file(path) as temporary:
+        temporary.write_text("".join(lines), encoding="utf-8")
+
+
+def _is_collected(path: Path, config: CollectConfig) -> bool:
+    """Whether a finished run with this config is there: then not even the model has to be loaded."""
+    if not (path / MANIFEST).is_file():
+        return False
+    manifest = read_json(path / MANIFEST)
+    return bool(manifest.get("complete")) and manifest.get("config") == to_dict(config)
+
+
+def _is_other(path: Path, components: int) -> bool:
+    """Whether the demo's decomposition is there with another number of components, which may be replaced."""
+    file = path / "decompositions" / NAME / "config.json"
+    return file.is_file() and read_json(file).get("config", {}).get("components") != components
+
+
+# --- the most telling components ----------------------------------------------------------------------------------
+
+
+def telling(components: Sequence[dict[str, Any]], count: int = 5) -> list[dict[str, Any]]:
+    """The components to show first: LnP-tuned before label-tuned before others, then by purity of labels, then energy.
+
+    A component that shares more than a quarter of its top examples with one chosen before is passed over, so that the
+    list shows different things. `components` are those of an analysis.
+    """
+    eligible = [component for component in components if component["prediction_tuned"] is not None]
+    eligible.sort(
+        key=lambda component: (
+            -bool(component["lnp_tuned"]),
+            -bool(component["label_tuned"]),
+            -(component["label_purity"] or component["prediction_purity"] or 0),
+            -component["energy"],
+        )
+    )
+    chosen: list[dict[str, Any]] = []
+    for component in eligible:
+        top = set(component["orderings"][0]["top"])
+        if all(len(top & set(other["orderings"][0]["top"])) <= _OVERLAP * len(top) for other in chosen):
+            chosen.append(component)
+    return chosen[:count]
+
+
+def _print_telling(analysis: dict[str, Any], run: Run, shown: int = 4) -> None:
+    texts: Array = np.array(run.table["text"].to_pylist(), dtype=object)
+    predictions = run.table["prediction_text"].to_pylist()
+    chosen = telling(analysis["component"])
+    print(f"\nThe {len(chosen)} most telling components (tuned to labels first, then by purity and energy; no twins):")
+    for component in chosen:
+        first = component["orderings"][0]
+        counts = [
+            f"{title} {', '.join(f'{name} {n}' for name, n in first[title].items())}"
+            for title in ("labels", "predictions")
+        ]
+        print(f"\n  Component {component['number']}: {'; '.join(counts)}; energy {component['energy']:.1%}")
+        for place, example in enumerate(first["top"][:shown]):
+            share = f"{first['shares'][place]:.0%}" if first["shares"] else ""
+            print(f"    {share:>4} {predictions[example]:9} {texts[example]}")

@@ -1,0 +1,243 @@
+"""`npeff export`: the page of a run as static files that also open from disk.
+
+    OUT/index.html, app.js, style.css
+    OUT/data/run.js                 the run and its decompositions
+    OUT/data/examples/N.js          texts, labels and predictions of a block of examples
+    OUT/data/D/components.js        overview table of decomposition number D
+    OUT/data/D/component/J.js       one component
+    OUT/data/D/examples/N.js        which components explain the examples of a block
+    OUT/site.json                   what the files were made of
+
+Browsers do not let a page from disk fetch JSON, so each data file is a script with one call; the page loads those that
+it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from tqdm import tqdm
+
+from npeff import __version__
+from npeff.analyse import matrix
+from npeff.analyse.ranking import Array, columns
+from npeff.analyse.run import (
+    ANALYSIS,
+    AnalyseConfig,
+    analyse_one,
+    decomposition_folder,
+    finished_decompositions,
+    load_decomposition,
+    read_examples,
+)
+from npeff.analyse.tunings import Examples
+from npeff.decompose.config import METHODS
+from npeff.errors import UserError
+from npeff.explore import pages
+from npeff.files import PARTIAL, disk_errors, read_json, sha256, write_json
+from npeff.store import Run
+
+FORMAT = 1
+MARKER = "site.json"
+ASSETS = ("index.html", "app.js", "style.css")
+BLOCK = 256
+"""Examples per data file."""
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Write the page of a run as static files. Decompositions that are not analysed yet are analysed first."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+    out: tyro.conf.Positional[str]
+    """Directory to write; an earlier export in it is replaced, anything else is left alone."""
+
+
+def export(config: ExportConfig) -> Path:
+    """Write the page of `config.run` to `config.out`; returns the path of its index.html."""
+    index = export_site(Run.open(config.run), Path(config.out))
+    print(f"Open {index.absolute()} in a browser.")
+    return index
+
+
+def export_site(run: Run, out: Path) -> Path:
+    """Write the page of `run` to `out`, unless what is there is up to date; returns the path of its index.html."""
+    names = finished_decompositions(run)
+    if not names:
+        raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
+    analyses = {name: _analysis(run, name) for name in names}
+    names.sort(key=lambda name: METHODS.index(analyses[name]["method"]))  # NPEFF is what people come for
+    inputs = _inputs(run, names)
+    if (out / MARKER).is_file() and read_json(out / MARKER).get("inputs") == inputs:
+        print(f"The page in {out} is up to date.")
+        return out / "index.html"
+    with whole_directory(out) as folder:
+        for asset in ASSETS:
+            source = resources.files("npeff") / "explore" / "site" / asset
+            (folder / asset).write_bytes(source.read_bytes())
+        _write_run(folder, run, [analyses[name] for name in names])
+        _write_examples(folder, run)
+        for number, name in enumerate(names):
+            _write_decomposition(folder, number, run, name, analyses[name])
+        write_json(folder / MARKER, {"npeff": __version__, "inputs": inputs})
+    return out / "index.html"
+
+
+def _analysis(run: Run, name: str) -> dict[str, Any]:
+    """The analysis of a decomposition, as the user made it or else with the default options."""
+    file = decomposition_folder(run, name) / ANALYSIS / "analysis.json"
+    options = read_json(file).get("inputs", {}).get("options", {}) if file.is_file() else {}
+    analyse_one(run, name, AnalyseConfig(str(run.path), name, **options), quiet=True)
+    found: dict[str, Any] = read_json(file)
+    return found
+
+
+def _inputs(run: Run, names: list[str]) -> dict[str, Any]:
+    site = resources.files("npeff") / "explore" / "site"
+    assets = hashlib.sha256(b"".join((site / asset).read_bytes() for asset in ASSETS)).hexdigest()
+    analyses = {name: sha256(decomposition_folder(run, name) / ANALYSIS / "analysis.json") for name in names}
+    examples = run.manifest["examples_sha256"]
+    return {"format": FORMAT, "run": run.fingerprint, "examples": examples, "analyses": analyses, "assets": assets}
+
+
+@contextlib.contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """Yield a new directory beside `path`; on success it takes the place of an earlier export, on failure it goes."""
+    if path.exists() and not (path.is_dir() and ((path / MARKER).is_file() or not any(path.iterdir()))):
+        raise UserError(f"{path} holds something else than an exported page. Choose another directory.")
+    temporary = path.absolute().with_name(f".{path.absolute().name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
+    old = temporary.with_name(f"{temporary.name}-old")
+    try:
+        with disk_errors(path):
+            temporary.mkdir(parents=True)
+            yield temporary
+            if path.exists():
+                path.rename(old)
+            temporary.rename(path)
+    finally:
+        for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _write(folder: Path, key: str, value: Any) -> None:
+    """Write one data file: `npeffData("key", value)`."""
+    path = folder / "data" / f"{key}.js"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # ASCII only, so that no character of a text can end the script or depend on how the file is decoded
+    body = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    path.write_text(f"npeffData({json.dumps(key)},{body});\n", encoding="ascii")
+
+
+def _write_run(folder: Path, run: Run, analyses: list[dict[str, Any]]) -> None:
+    manifest, table = run.manifest, run.table
+    config = manifest["config"]
+    task = manifest["task"]
+    facts = [
+        ["model", config["model"]["model"]],
+        ["task", task["name"]],
+        ["prompt", task["prefix"] + task["prompt"]],
+        ["answers", ", ".join(task["labels"]) or "every next token"],
+        ["examples", len(table)],
+        ["parameters", manifest["parameters"]],
+        ["rows", int(table["rank"].to_numpy().sum())],
+        ["npeff", manifest["npeff"]],
+    ]
+    known = table["label"].is_valid().to_numpy(zero_copy_only=False)
+    if known.any() and task["labels"]:
+        right = table["label"].to_numpy(zero_copy_only=False)[known] == table["prediction"].to_numpy()[known]
+        facts.insert(5, ["accuracy", f"{right.mean():.1%}"])
+    brief = ("name", "method", "components", "eligible", "left_out", "top", "unique", "tunings", "explained", "orders")
+    decompositions = []
+    for analysis in analyses:
+        where = decomposition_folder(run, analysis["name"])
+        diagnostics = read_json(where / "diagnostics.json") if (where / "diagnostics.json").is_file() else {}
+        decompositions.append(
+            {
+                **{key: analysis[key] for key in brief},
+                "losses": _losses(where / "history.csv"),
+                "verdict": diagnostics.get("verdict"),
+            }
+        )
+    _write(folder, "run", {"facts": facts, "examples": len(table), "block": BLOCK, "decompositions": decompositions})
+
+
+def _losses(path: Path) -> list[float]:
+    """The loss of each pass, if a history was written."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as handle:
+        return pages.rounded([float(row["loss"]) for row in csv.DictReader(handle)])
+
+
+def _write_examples(folder: Path, run: Run) -> None:
+    table, labels = run.table, run.manifest["task"]["labels"]
+    fields = [name for name in table.column_names if name.startswith("field:")]
+    for number, start in enumerate(range(0, len(table), BLOCK)):
+        part = table.slice(start, BLOCK)
+        _write(
+            folder,
+            f"examples/{number}",
+            {
+                "text": part["text"].to_pylist(),
+                "label": [None if label is None else labels[label] for label in part["label"].to_pylist()]
+                if labels
+                else part["answer"].to_pylist(),
+                "prediction": part["prediction_text"].to_pylist(),
+                "probability": pages.rounded(part["probability"].fill_null(0).to_pylist()),
+                "aside": part["set_aside"].to_pylist(),
+                "fields": {name.removeprefix("field:"): part[name].to_pylist() for name in fields},
+            },
+        )
+
+
+def _write_decomposition(folder: Path, number: int, run: Run, name: str, analysis: dict[str, Any]) -> None:
+    decomposition, examples = load_decomposition(run, name), read_examples(run)
+    texts = run.table["text"].to_pylist()
+    overlaps = matrix.overlap(decomposition.components, analysis["method"])
+    _write(folder, f"{number}/components", pages.table_of_components(analysis, texts))
+    shown = _Shown(run, texts, examples)
+    orders: dict[str, Iterator[Array]] = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
+    for row in tqdm(analysis["component"], desc=f"Page of {name}", unit="component"):
+        scores = {order: next(column) for order, column in orders.items()}
+        page, wanted = pages.component_page(row, scores, decomposition, overlaps, examples, analysis["top"])
+        _write(folder, f"{number}/component/{row['number']}", {**page, "shown": shown.rows(wanted)})
+    for block, start in enumerate(range(0, len(texts), BLOCK)):
+        coefficients = decomposition.coefficients[start : start + BLOCK]
+        residuals = decomposition.residuals[start : start + BLOCK]
+        residuals = torch.nan_to_num(residuals.float())
+        _write(folder, f"{number}/examples/{block}", pages.example_rows(coefficients, residuals, overlaps))
+
+
+class _Shown:
+    """What a component's page says about its examples."""
+
+    def __init__(self, run: Run, texts: list[str], examples: Examples) -> None:
+        self._texts, self._examples = texts, examples
+        self._answers = run.table["answer"]
+        self._probability = run.table["probability"].to_numpy()
+
+    def rows(self, wanted: set[int]) -> dict[int, list[Any]]:
+        """Example → text, label, prediction, probability."""
+        labels, predictions = self._examples.labels, self._examples.predictions
+        return {
+            i: [
+                pages.cut(self._texts[i], pages.LONGEST),
+                labels.names[labels.codes[i]] if labels.codes[i] >= 0 else self._answers[i].as_py(),
+                predictions.names[predictions.codes[i]],
+                pages.short(float(self._probability[i])),
+            ]
+            for i in sorted(wanted)
+        }

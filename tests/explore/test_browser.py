@@ -1,0 +1,312 @@
+"""The page in a real Chromium: from disk and from the server, with friendly and with hostile texts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from synthetic import add_decomposition, make_run
+
+from npeff.explore.export import ExportConfig, export
+from npeff.explore.server import make_server
+from npeff.store import Run
+
+HOSTILE = [
+    "<script>window.ran = 1</script>",
+    "<img src=x onerror='window.ran = 2'>",
+    '"><svg onload=window.ran=3>',
+    "</script><script>window.ran = 4</script>",
+    "<iframe src='javascript:parent.ran=5'></iframe>",
+    "<a href='javascript:window.ran=6'>click</a> &amp; &lt;",
+    "bell\x07 null\x00 escape\x1b[31m delete\x7f tab\t line\nbreak",
+    "left \u202eoverride\u202c right \u2067isolated",
+    "שלום עולם، مرحبا بالعالم",
+    "emoji 👩‍👩‍👧 🇺🇳 and zalgo z̸̢̛̛a̵l̷g̸o",
+    "w" * 3000,
+    "line\u2028separator\u2029paragraph",
+    "${window.ran = 7} `tick` {{7*7}} %3Cscript%3E",
+    "__proto__",
+]
+
+
+def find_chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert found, "These tests drive a real browser and need Chromium: apt-get install chromium."
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=find_chromium(), args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    texts = [f"an ordinary review number {i}" for i in range(300)]
+    texts[290] = "a needle in the hay"
+    run = make_run(tmp_path_factory.mktemp("browser") / "run", texts, aside=[7])
+    for method in ("npeff", "svd-gradients", "clusters"):
+        add_decomposition(run, method, 12)
+    return run
+
+
+@pytest.fixture(scope="module")
+def site(run: Run) -> Path:
+    return export(ExportConfig(str(run.path), str(run.path / "site"))).parent
+
+
+@contextmanager
+def watched(browser: Browser, width: int = 1400, scheme: str = "light") -> Iterator[Page]:
+    """A page whose console must stay empty and which must not ask any other host."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    context.set_default_timeout(10_000)
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("requestfailed", lambda request: said.append(f"failed: {request.url}"))
+    page.on("dialog", lambda dialog: said.append("dialog"))
+    page.on("request", lambda request: said.append(request.url) if not is_ours(request.url) else None)
+    yield page
+    context.close()
+    assert said == []
+
+
+def is_ours(url: str) -> bool:
+    return bool(re.match(r"file://|data:,|http://127\.0\.0\.1:", url))
+
+
+def show(page: Page, site: Path, route: str, title: str) -> None:
+    page.goto(f"{site.as_uri()}/index.html{route}")
+    expect(page.locator("main h1")).to_have_text(title)
+
+
+def test_overview_sort_filter_and_search_in_the_table(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
+        show(page, site, "", "12 components")
+        rows = page.locator("#components tbody tr")
+        expect(rows).to_have_count(12)
+
+        def numbers() -> list[int]:
+            return [int(text) for text in rows.locator("td:first-child").all_inner_texts()]
+
+        page.get_by_role("button", name="component", exact=True).click()
+        assert numbers() == list(range(12))
+        expect(page.locator("th[data-name=number]")).to_have_attribute("aria-sort", "ascending")
+        page.get_by_role("button", name="component", exact=True).press("Enter")
+        assert numbers() == list(range(11, -1, -1))
+        page.get_by_role("button", name="energy").click()
+        energies = [float(x.strip().rstrip("%")) for x in rows.locator("td:nth-child(3)").all_inner_texts()]
+        assert energies == sorted(energies, reverse=True)
+        page.locator("#filter").fill("nothing like this")
+        expect(rows).to_have_count(0)
+        first = page.locator("#filter")
+        first.fill("")
+        page.locator("#kind").select_option("prediction")
+        tuned = rows.count()
+        assert 0 < tuned < 12
+        expect(rows.locator(".badge.prediction")).to_have_count(tuned)
+        expect(page.locator("svg .curve")).to_have_count(1)
+
+
+def test_component_page_and_keys(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
+        show(page, site, "#/d/npeff/c/3", "Component 3")
+        assert page.locator("main ol.list").count() > 1  # the top and bands below it
+        expect(page.locator("main ol.list").first.locator("li").first).to_contain_text("coefficient")
+        expect(page.locator("main ol.list").first.locator("li").first).to_contain_text("explains")
+        expect(page.locator("table.cross")).to_contain_text("Positive")
+        assert page.locator("svg .column").count() == 24
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("main h1")).to_have_text("Component 4")
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("main h1")).to_have_text("Component 3")
+        related = page.locator("aside li a").first
+        name = related.inner_text()
+        related.click()
+        expect(page.locator("main h1")).to_have_text(name)
+        page.keyboard.press("u")
+        expect(page.locator("main h1")).to_have_text("12 components")
+        page.go_back()
+        expect(page.locator("main h1")).to_have_text(name)
+
+
+def test_signed_components_have_three_orderings(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
+        show(page, site, "#/d/svd-gradients/c/1", "Component 1")
+        first = page.locator("main ol.list li a.text").first
+        positive = first.inner_text()
+        page.get_by_role("button", name="negative").click()
+        assert first.inner_text() != positive
+        expect(page.get_by_role("button", name="negative")).to_have_attribute("aria-pressed", "true")
+
+
+def test_example_page_and_other_decompositions(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
+        show(page, site, "#/d/npeff/e/290", "Example 290")
+        expect(page.locator("#example-text")).to_have_text("a needle in the hay")
+        expect(page.locator("main")).to_contain_text("left over")
+        assert page.locator(".stack a").count() == page.locator("main ul.list li").count() > 0
+        show(page, site, "#/d/npeff/e/7", "Example 7")
+        expect(page.locator("main")).to_contain_text("Set aside: not finite")
+        page.locator("#pick").select_option(label="clusters")
+        expect(page.locator("main")).to_contain_text("method clusters")
+        show(page, site, "#/d/clusters/e/290", "Example 290")
+        expect(page.locator("main ul.list li")).to_have_count(1)
+
+
+def test_search(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
+        show(page, site, "", "12 components")
+        page.keyboard.press("/")
+        page.keyboard.type("NEEDLE hay")
+        page.keyboard.press("Enter")
+        expect(page.locator("#hits li")).to_have_count(1)
+        expect(page.get_by_role("status")).to_have_text("1 of 300 examples contain every word.")
+        page.locator("#hits a").click()
+        expect(page.locator("main h1")).to_have_text("Example 290")
+        page.locator("#query").fill("12")
+        page.locator("#query").press("Enter")
+        expect(page.locator("main h1")).to_have_text("Example 12")
+        page.locator("#query").fill("ordinary")
+        page.locator("#query").press("Enter")
+        expect(page.locator("#hits li")).to_have_count(200)
+
+
+def test_only_what_is_looked_at_is_loaded(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url.split("/site/")[-1]))
+        show(page, site, "", "12 components")
+        assert [name for name in asked if name.startswith("data/")] == ["data/run.js", "data/0/components.js"]
+        show(page, site, "#/d/npeff/c/2", "Component 2")
+        assert [name for name in asked if name.startswith("data/")][2:] == ["data/0/component/2.js"]
+
+
+@pytest.mark.parametrize(
+    "route", ["#/d/npeff/c/99", "#/d/npeff/c/x", "#/d/npeff/e/-1", "#/nowhere", "#/d/absent", "#/%E0%A4%A"]
+)
+def test_unknown_addresses(browser: Browser, site: Path, route: str) -> None:
+    with watched(browser) as page:
+        show(page, site, route, "Not found")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "route", ["#/", "#/d/npeff/c/0", "#/d/svd-gradients/c/0", "#/d/npeff/e/3", "#/d/npeff/search/review"]
+)
+def test_narrow_screens_and_both_themes(browser: Browser, site: Path, route: str, scheme: str) -> None:
+    with watched(browser, 400, scheme) as page:
+        page.goto(f"{site.as_uri()}/index.html{route}")
+        expect(page.locator("main h1")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        back, text = page.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+        dark = [sum(map(int, re.findall(r"\d+", colour)[:3])) < 384 for colour in (back, text)]
+        assert dark == ([True, False] if scheme == "dark" else [False, True])
+        page.locator("#theme").click()
+        assert page.evaluate("document.documentElement.dataset.theme") != scheme
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    texts = [HOSTILE[i % len(HOSTILE)] + f" {i}" for i in range(70)]
+    labels = ["<b>Negative</b>", "</script><script>window.ran=8</script>"]
+    run = make_run(tmp_path_factory.mktemp("hostile") / "run", texts, task_labels=labels)
+    add_decomposition(run, "npeff", 4, name="a b#c?d%e<i>")
+    return export(ExportConfig(str(run.path), str(run.path / "site"))).parent
+
+
+def test_hostile_texts_are_shown_as_text_and_run_nothing(browser: Browser, hostile: Path) -> None:
+    with watched(browser) as page:
+        show(page, hostile, "", "4 components")
+        for j in range(4):
+            page.locator("#components td:first-child a", has_text=re.compile(f"^{j}$")).click()
+            expect(page.locator("main h1")).to_have_text(f"Component {j}")
+            assert page.locator("main script, main img, main iframe, main b, main svg[onload]").count() == 0
+            assert page.evaluate("document.documentElement.scrollWidth") <= 1400
+            page.keyboard.press("u")
+            expect(page.locator("main h1")).to_have_text("4 components")
+        base = page.url.split("#")[0]
+        name = "a%20b%23c%3Fd%25e%3Ci%3E"
+        for i, text in enumerate(HOSTILE):
+            page.goto(f"{base}#/d/{name}/e/{i}")
+            expect(page.locator("main h1")).to_have_text(f"Example {i}")
+            shown = page.evaluate("document.getElementById('example-text').textContent")
+            plain = re.sub(r"[\x00-\x08\x0b-\x1f]", lambda c: chr(0x2400 + ord(c[0])), f"{text} {i}")
+            assert shown == plain.replace("\x7f", "\u2421")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 1400
+        page.goto(f"{base}#/d/{name}/search/%3Cscript%3E")
+        expect(page.locator("#hits li").first).to_contain_text("<script>window.ran")
+        assert page.evaluate("window.ran") is None
+        assert page.evaluate("Object.prototype.polluted") is None
+
+
+def test_the_policy_forbids_other_hosts_and_inline_scripts(browser: Browser, site: Path) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{site.as_uri()}/index.html")
+    expect(page.locator("main h1")).to_be_visible()
+    blocked: list[str] = page.evaluate(
+        """async () => {
+            const found = [];
+            document.addEventListener("securitypolicyviolation", (e) => found.push(e.effectiveDirective));
+            const script = document.createElement("script");
+            script.textContent = "window.ran = 1";
+            document.head.append(script);
+            const image = document.createElement("img");
+            image.src = "http://192.0.2.1/x.png";
+            document.body.append(image);
+            await fetch("http://192.0.2.1/").catch(() => 0);
+            await new Promise((done) => setTimeout(done, 200));
+            return found;
+        }"""
+    )
+    assert {"script-src-elem", "img-src", "connect-src"} <= set(blocked)
+    assert page.evaluate("window.ran") is None
+    context.close()
+
+
+def test_the_same_page_from_the_server(browser: Browser, site: Path) -> None:
+    server = make_server(site)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        with watched(browser) as page:
+            page.goto(f"http://127.0.0.1:{server.server_port}/#/d/npeff/c/1")
+            expect(page.locator("main h1")).to_have_text("Component 1")
+            page.locator("main ol.list a").first.click()
+            expect(page.locator("main h1")).to_contain_text("Example")
+        # a page of another origin cannot read the data, though they are scripts
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto("data:text/html,<title>elsewhere</title>")
+        got = page.evaluate(
+            """async (url) => {
+                window.npeffData = () => { window.leaked = true; };
+                const script = document.createElement("script");
+                script.src = url;
+                const ended = new Promise((done) => {
+                    script.onload = () => done("load");
+                    script.onerror = () => done("error");
+                });
+                document.head.append(script);
+                return [await ended, window.leaked || false];
+            }""",
+            f"http://127.0.0.1:{server.server_port}/data/run.js",
+        )
+        assert got == ["error", False]
+        context.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

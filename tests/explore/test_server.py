@@ -1,0 +1,121 @@
+"""The server gives the page to this machine's user, and nothing to anybody else."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from npeff import cli
+from npeff.errors import UserError
+from npeff.explore.server import ExploreConfig, make_server
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    site = tmp_path / "site"
+    (site / "data").mkdir(parents=True)
+    (site / "site.json").write_text("{}")
+    (site / "index.html").write_text("<title>here</title>")
+    (site / "data" / "run.js").write_text("npeffData(1)")
+    (tmp_path / "secret.txt").write_text("secret")
+    (site / "link").symlink_to(tmp_path / "secret.txt")
+    server = make_server(site)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.putrequest(method, path, skip_host=True)
+    for name, value in {"Host": f"127.0.0.1:{port}", **{k.replace("_", "-"): v for k, v in headers.items()}}.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    found = answer.status, answer.read(), dict(answer.getheaders())
+    connection.close()
+    return found
+
+
+def test_it_serves_the_page(port: int) -> None:
+    status, body, headers = get(port, "/")
+    assert (status, body) == (200, b"<title>here</title>")
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert get(port, "/index.html?x=1")[0] == 200
+    assert get(port, "/data/run.js")[2]["Content-Type"].startswith("text/javascript")
+    assert get(port, "/", Host=f"localhost:{port}")[0] == 200
+    assert get(port, "/", "HEAD")[:2] == (200, b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret.txt",
+        "/data/../../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/..%2fsecret.txt",
+        "/data/%2e%2e/%2e%2e/secret.txt",
+        "//etc/passwd",
+        "/%2fetc/passwd",
+        "/link",
+        "/data",
+        "/data/",
+        "/..\\secret.txt",
+        "/index.html%00.js",
+        "/" + "a" * 5000,
+        "http://127.0.0.1/../secret.txt",
+    ],
+)
+def test_there_is_no_way_out_of_the_page(port: int, path: str) -> None:
+    status, body, _ = get(port, path)
+    assert status in (403, 404)
+    assert body == b""
+
+
+def test_foreign_names_and_pages_are_refused(port: int) -> None:
+    assert get(port, "/", Host="evil.example")[0] == 403
+    assert get(port, "/", Host=f"evil.example:{port}")[0] == 403
+    assert get(port, "/", Host="127.0.0.1:1")[0] == 403
+    assert get(port, "/", Origin="http://evil.example")[0] == 403
+    assert get(port, "/", Origin="null")[0] == 403
+    assert get(port, "/", Origin=f"http://127.0.0.1:{port}")[0] == 200
+    assert get(port, "/data/run.js", Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="script")[0] == 403
+    assert get(port, "/data/run.js", Sec_Fetch_Site="same-site", Sec_Fetch_Dest="script")[0] == 403
+    assert get(port, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="document")[0] == 200  # a link to the page
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_it_only_reads(port: int, method: str) -> None:
+    assert get(port, "/", method)[0] == 501
+
+
+def test_without_host_nothing_is_served(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+        raw.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert b" 403 " in raw.recv(1000)
+
+
+def test_it_listens_on_loopback_only(port: int, tmp_path: Path) -> None:
+    server = make_server(tmp_path / "site")
+    assert server.server_address[0] == "127.0.0.1"
+    server.server_close()
+    with pytest.raises(UserError, match="Choose another --port"):
+        make_server(tmp_path / "site", port)
+    with pytest.raises(UserError, match="not an exported page"):
+        make_server(tmp_path)
+
+
+def test_the_command_line() -> None:
+    config = cli.parse("explore", "ExploreConfig", "npeff.explore.server", ["runs/x", "--no-open", "--port", "8000"])
+    assert config == ExploreConfig("runs/x", 8000, False)
+    with pytest.raises(UserError):
+        ExploreConfig("runs/x", 70000)
