@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,8 +131,9 @@ def _is_other(path: Path, components: int) -> bool:
 def telling(components: Sequence[dict[str, Any]], count: int = 5) -> list[dict[str, Any]]:
     """The components to show first: LnP-tuned before label-tuned before others, then by purity of labels, then energy.
 
-    A component that shares more than a quarter of its top examples with one chosen before is passed over, so that the
-    list shows different things. `components` are those of an analysis.
+    So that the list shows different things, a component is passed over if it shares more than a quarter of its top
+    examples with one chosen before, or if half of the list is about its most frequent label already. `components` are
+    those of an analysis.
     """
     eligible = [component for component in components if component["prediction_tuned"] is not None]
     eligible.sort(
@@ -143,11 +145,15 @@ def telling(components: Sequence[dict[str, Any]], count: int = 5) -> list[dict[s
         )
     )
     chosen: list[dict[str, Any]] = []
+    about: Counter[str] = Counter()
     for component in eligible:
-        top = set(component["orderings"][0]["top"])
-        if all(len(top & set(other["orderings"][0]["top"])) <= _OVERLAP * len(top) for other in chosen):
+        first = component["orderings"][0]
+        top, label = set(first["top"]), next(iter(first["labels"] or first["predictions"]), "")
+        twin = any(len(top & set(other["orderings"][0]["top"])) > _OVERLAP * len(top) for other in chosen)
+        if not twin and about[label] < (count + 1) // 2 and len(chosen) < count:
             chosen.append(component)
-    return chosen[:count]
+            about[label] += 1
+    return chosen
 
 
 def _print_telling(analysis: dict[str, Any], run: Run, shown: int = 4) -> None:
