@@ -68,11 +68,13 @@ class History:
         if not self.steps:
             return "Nothing was fitted."
         first, last, passes = self.steps[0], self.steps[-1], len(self.steps) - 1
-        text = f"The loss per example went from {first.loss:.4f} to {last.loss:.4f} in {passes} passes. "
         if self.ending == "exact":
-            text += "The solution is exact."
-        elif self.ending == "all steps taken":
+            return f"The loss per example is {last.loss:.4f}. The solution is exact."
+        text = f"The loss per example went from {first.loss:.4f} to {last.loss:.4f} in {passes} passes. "
+        if self.ending == "all steps taken":
             text += "All steps were taken."
+        elif self.ending == "converged" and passes < WINDOW:
+            text += "Converged: another pass would change nothing."
         elif self.ending == "converged":
             text += f"Converged: the last {WINDOW} passes improved it by at most {tolerance:.2g} of its value."
         else:
