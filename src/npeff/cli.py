@@ -12,13 +12,17 @@ from npeff.errors import UserError
 
 # command → (module, config class, function, what it does); a module is imported only when its command runs
 COMMANDS = {
+    "demo": ("npeff.demo", "DemoConfig", "demo", "real components of the embedded model, with a page to look at"),
     "collect": ("npeff.collect", "CollectConfig", "collect", "collect per-example Fishers into a run directory"),
-    "verify": ("npeff.verify", "VerifyConfig", "verify", "find damaged files of a run, and mend them"),
     "decompose": ("npeff.decompose.run", "DecomposeConfig", "decompose", "find the components of a run"),
-    "sweep": ("npeff.decompose.sweep", "SweepConfig", "sweep", "how many components? held-out loss for several counts"),
+    "analyse": ("npeff.analyse.run", "AnalyseConfig", "analyse", "what is each component tuned to?"),
+    "explore": ("npeff.explore.server", "ExploreConfig", "explore", "look at a run in the browser"),
+    "export": ("npeff.explore.export", "ExportConfig", "export", "write a run as pages that open from disk"),
     "probe": ("npeff.decompose.probe", "ProbeConfig", "probe", "which components does a new text use?"),
+    "sweep": ("npeff.decompose.sweep", "SweepConfig", "sweep", "how many components? held-out loss for several counts"),
     "check": ("npeff.check", "CheckConfig", "check", "does collection fit this model and task? a minute tells"),
     "params": ("npeff.params", "ParamsConfig", "params", "list the parameters that are selected, with sizes"),
+    "verify": ("npeff.verify", "VerifyConfig", "verify", "find damaged files of a run, and mend them"),
     "replay": ("npeff.replay", "ReplayConfig", "replay", "run again what made a run, from its own config"),
 }
 
