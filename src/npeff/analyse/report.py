@@ -33,7 +33,7 @@ def write(directory: Path, analysis: dict[str, Any], table: pa.Table) -> None:
     with whole_file(directory / "tunings.md") as temporary:
         temporary.write_text(markdown(analysis, table), encoding="utf-8")
     for name, draw in (("tunings", _draw_tunings), ("density", _draw_density)):
-        _save_figure(directory / name, draw, analysis)
+        save_figure(directory / name, draw, analysis)
     write_json(directory / JSON, analysis)
 
 
@@ -52,10 +52,11 @@ def _rate(rate: dict[str, Any] | None) -> str:
     if rate["share"] is None:
         return "not known: no component has enough active examples"
     interval = f"95% interval {rate['low']:.1%} to {rate['high']:.1%}"
-    return f"{rate['share']:.1%} ({rate['tuned']} of {rate['of']}; {interval}; {_chance(rate)} by chance)"
+    return f"{rate['share']:.1%} ({rate['tuned']} of {rate['of']}; {interval}; {chance_in_words(rate)} by chance)"
 
 
-def _chance(rate: dict[str, Any]) -> str:
+def chance_in_words(rate: dict[str, Any]) -> str:
+    """The share by chance, in percent, however small."""
     return f"{100 * rate['expected']:.2g}%"
 
 
@@ -105,9 +106,9 @@ def markdown(analysis: dict[str, Any], table: pa.Table) -> str:
         if rate is None or rate["share"] is None:
             lines.append(f"| {TITLES[kind]} | | | | | |")
             continue
-        interval = f"{rate['low']:.1%} to {rate['high']:.1%}"
+        interval, chance = f"{rate['low']:.1%} to {rate['high']:.1%}", chance_in_words(rate)
         lines.append(
-            f"| {TITLES[kind]} | {rate['tuned']} | {rate['of']} | {rate['share']:.1%} | {interval} | {_chance(rate)} |"
+            f"| {TITLES[kind]} | {rate['tuned']} | {rate['of']} | {rate['share']:.1%} | {interval} | {chance} |"
         )
     if len(analysis["orders"]) > 1:
         lines += ["", f"Ranked by {', '.join(analysis['orders'])}: tuned if any is; chance is an upper bound."]
@@ -147,7 +148,8 @@ def _escape(text: str) -> str:
 # --- figures ------------------------------------------------------------------------------------------------------
 
 
-def _save_figure(path: Path, draw: Any, analysis: dict[str, Any]) -> None:
+def save_figure(path: Path, draw: Any, analysis: dict[str, Any]) -> None:
+    """Draw a figure and save it as `path`.png and `path`.svg."""
     import matplotlib
     from matplotlib.figure import Figure
 

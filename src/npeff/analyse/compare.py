@@ -1,0 +1,185 @@
+"""`npeff compare`: all methods on one collection, in the layout of the paper's table of tunings."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from npeff import __version__
+from npeff.analyse.report import JSON, TITLES, chance_in_words, save_figure
+from npeff.analyse.run import AnalyseConfig, analyse_one
+from npeff.analyse.tunings import KINDS
+from npeff.configs import to_dict
+from npeff.decompose import METHODS, SaeConfig, kind_of
+from npeff.decompose.config import Method
+from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.errors import UserError
+from npeff.files import read_json, whole_file, write_json
+from npeff.store import Run
+
+DIRECTORY = "comparisons"
+NAMES = {
+    "npeff": "NPEFF",
+    "gnpeff": "G-NPEFF",
+    "clusters": "GC",
+    "sae": "SAE",
+    "svd-gradients": "SVD-G",
+    "svd-activations": "SVD-A",
+}
+"""What the paper calls the methods."""
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Decompose a run with several methods, analyse each, and put their tunings side by side. Continues if stopped."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run; one collection with Fishers, gradients and activations feeds all methods."""
+    methods: tuple[Method, ...] = METHODS
+    """Methods to compare."""
+    components: int = 128
+    """Components of each."""
+    seed: int = 0
+    """Seed of each."""
+    top: int = 16
+    """Top examples that must agree for a component to be tuned."""
+    unique: bool = False
+    """Count only the first of several top examples with the same text."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
+    sae: SaeConfig = field(default_factory=SaeConfig)
+
+    def __post_init__(self) -> None:
+        if not self.methods or self.components < 1 or self.top < 2:
+            raise UserError("Give at least one method, one component and a top of 2.")
+
+
+def compare(config: CompareConfig) -> Path:
+    """Make and analyse what is missing, write the table and return its directory."""
+    run = Run.open(config.run)
+    rows, missing = [], {}
+    for method in dict.fromkeys(config.methods):
+        reason = _cannot(run, method, config.components)
+        if reason:
+            missing[method] = reason
+            print(f"{NAMES[method]}: left out, {reason}.")
+            continue
+        name = f"{method}-{config.components}-{config.seed}"
+        decompose(
+            DecomposeConfig(
+                run=config.run,
+                name=name,
+                method=method,
+                components=config.components,
+                seed=config.seed,
+                device=config.device,
+                sae=config.sae,
+            )
+        )
+        folder = analyse_one(run, name, AnalyseConfig(config.run, name, config.top, config.unique), quiet=True)
+        rows.append(_row(method, read_json(folder / JSON)))
+    if not rows:
+        raise UserError(f"{run.path} has the rows of none of these methods: {'; '.join(missing.values())}.")
+    directory = run.path / DIRECTORY / f"{config.components}-{config.seed}"
+    options = {key: value for key, value in to_dict(config).items() if key not in ("run", "device")}
+    task, model = run.manifest["task"]["name"], run.manifest["config"]["model"]["model"]
+    found = {"npeff": __version__, "run": run.fingerprint, "task": task, "model": model, "options": options}
+    write(directory, {**found, "rows": rows, "missing": missing})
+    print(f"\n{markdown(read_json(directory / 'table.json'))}\nin {directory}")
+    return directory
+
+
+def _cannot(run: Run, method: Method, components: int) -> str | None:
+    """Why a method cannot be made of this run, if so."""
+    kind = kind_of(method)
+    if kind not in run.manifest["identity"]["collected"]:
+        return f"the run was collected without {kind} rows"
+    if method.startswith("svd") and run.source(kind).dim < components:
+        return f"rows of {run.source(kind).dim} numbers have no {components} singular vectors"
+    return None
+
+
+def _row(method: str, analysis: dict[str, Any]) -> dict[str, Any]:
+    kept = ("name", "components", "eligible", "left_out", "top", "explained", "tunings", "orders")
+    return {"method": method, "title": NAMES[method], **{key: analysis[key] for key in kept}}
+
+
+def write(directory: Path, found: dict[str, Any]) -> None:
+    """Write the table as CSV, Markdown, figures and, last, JSON."""
+    with whole_file(directory / "table.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.writer(handle)
+        numbers = ("share", "low", "high", "expected", "tuned", "of")
+        writer.writerow(
+            ["method", "components", "left_out", *(f"{kind}_{number}" for kind in KINDS for number in numbers)]
+        )
+        for row in found["rows"]:
+            rates = [row["tunings"][kind] or {} for kind in KINDS]
+            cells = [rate.get(number) for rate in rates for number in numbers]
+            writer.writerow([row["title"], row["components"], row["left_out"], *cells])
+    with whole_file(directory / "table.md") as temporary:
+        temporary.write_text(markdown(found), encoding="utf-8")
+    save_figure(directory / "table", _draw, found)
+    write_json(directory / "table.json", found)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table: percentages of tuned components; the highest LnP bold, the second highest underlined."""
+    lnp = {row["title"]: _share(row, "lnp") for row in found["rows"]}
+    ranks = sorted({value for value in lnp.values() if value}, reverse=True)
+    lines = [
+        f"Components tuned, in %: {found['task']}, {found['model']}, {found['options']['components']} components",
+        "",
+    ]
+    lines += [
+        "| method | Pred | Label | LnP | Pred by chance | LnP by chance | left out |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        cells = ["" if _share(row, kind) is None else f"{100 * (_share(row, kind) or 0):.1f}" for kind in KINDS]
+        value = lnp[row["title"]]
+        if value and value == ranks[0]:
+            cells[2] = f"**{cells[2]}**"
+        elif value and len(ranks) > 1 and value == ranks[1]:
+            cells[2] = f"<u>{cells[2]}</u>"
+        chances = [
+            "" if row["tunings"][k] is None else chance_in_words(row["tunings"][k]) for k in ("prediction", "lnp")
+        ]
+        lines.append(
+            f"| {row['title']} | {' | '.join([*cells, *chances])} | {row['left_out']} of {row['components']} |"
+        )
+    for method, reason in found["missing"].items():
+        lines.append(f"| {NAMES[method]} | | | | | | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def _share(row: dict[str, Any], kind: str) -> float | None:
+    rate = row["tunings"][kind]
+    return None if rate is None else rate["share"]
+
+
+def _draw(axes: Any, found: dict[str, Any]) -> None:
+    """Bars of each tuning, a group per method, with intervals."""
+    colours = {"prediction": "#1f6f8b", "label": "#6a4c93", "lnp": "#b03a2e"}
+    rows = found["rows"]
+    for k, kind in enumerate(KINDS):
+        known = [(n, row["tunings"][kind]) for n, row in enumerate(rows) if _share(row, kind) is not None]
+        if not known:
+            continue
+        shares = [100 * rate["share"] for _, rate in known]
+        error = [
+            [max(0.0, 100 * (rate["share"] - rate["low"])) for _, rate in known],
+            [max(0.0, 100 * (rate["high"] - rate["share"])) for _, rate in known],
+        ]
+        places = [n + 0.27 * (k - 1) for n, _ in known]
+        axes.bar(places, shares, width=0.25, yerr=error, capsize=2, color=colours[kind], label=TITLES[kind])
+    axes.set_xticks(range(len(rows)), [row["title"] for row in rows])
+    axes.set(
+        ylim=(0, 100), ylabel="% of components", title=f"{found['task']}, {found['options']['components']} components"
+    )
+    if axes.containers:
+        axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,73 @@
+"""How alike two decompositions of the same examples are: matched components, splits, mean best similarity.
+
+Similarities of components are absolute cosines, of their coefficients over examples or of the components themselves
+(the pseudo-Fisher vectors), as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from npeff.analyse.ranking import Array
+
+_ROWS = 8192
+
+
+def coefficient_similarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """|cos| between the columns of `first` [m, C] and `second` [m, D], [C, D]; a zero column is like none."""
+    if len(first) != len(second):
+        raise ValueError(f"coefficients of {len(first)} and of {len(second)} examples")
+    products = torch.zeros(first.shape[1], second.shape[1], dtype=torch.float64)
+    squares = [torch.zeros(matrix.shape[1], dtype=torch.float64) for matrix in (first, second)]
+    for a, b in zip(torch.split(first, _ROWS), torch.split(second, _ROWS), strict=True):
+        products += a.T @ b
+        squares[0] += a.square().sum(dim=0, dtype=torch.float64)
+        squares[1] += b.square().sum(dim=0, dtype=torch.float64)
+    norms = squares[0].sqrt()[:, None] * squares[1].sqrt()
+    return torch.where(norms > 0, products.abs() / norms.clamp(min=1e-300), 0.0).clamp(max=1.0)
+
+
+def component_similarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """|cos| between the rows of `first` [C, p] and `second` [D, p], [C, D]."""
+    unit = [torch.nn.functional.normalize(matrix.double(), dim=1) for matrix in (first, second)]
+    return (unit[0] @ unit[1].T).abs().clamp(max=1.0)
+
+
+def match(similarity: torch.Tensor) -> tuple[Array, Array]:
+    """The one-to-one matching of rows and columns with the largest sum: row numbers and their columns."""
+    rows, columns = linear_sum_assignment(similarity.numpy(), maximize=True)
+    return rows, columns
+
+
+def matched_similarity(similarity: torch.Tensor) -> float:
+    """Mean similarity of matched pairs; 1 for the same decomposition in whatever order."""
+    rows, columns = match(similarity)
+    return float(similarity.numpy()[rows, columns].mean()) if len(rows) else 0.0
+
+
+def mean_best_similarity(similarity: torch.Tensor) -> float:
+    """Mean over rows of the largest similarity in the row: how much of the first is found again in the second."""
+    return float(similarity.max(dim=1).values.mean()) if similarity.numel() else 0.0
+
+
+def parents(coarse: torch.Tensor, fine: torch.Tensor) -> Array:
+    """For each of the D components of `fine` [m, D] the most similar one of `coarse` [m, C], by coefficients, [D]."""
+    return coefficient_similarity(fine, coarse).argmax(dim=1).numpy()
+
+
+def preserved(parent: Array, coarse: Sequence[str | None], fine: Sequence[str | None]) -> tuple[int, int]:
+    """How many splits of tuned coarse components are tuned to the same class, and how many such splits there are.
+
+    `parent` [D] is from `parents`; `coarse` [C] and `fine` [D] say to which class a component is tuned, or None.
+    """
+    splits = [(coarse[parent[j]], fine[j]) for j in range(len(fine)) if coarse[parent[j]] is not None]
+    return sum(before == now for before, now in splits), len(splits)
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (0 for a single value)."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
