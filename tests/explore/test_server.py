@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from synthetic import add_decomposition, make_run
 
 from npeff import cli
 from npeff.errors import UserError
@@ -119,3 +123,18 @@ def test_the_command_line() -> None:
     assert config == ExploreConfig("runs/x", 8000, False)
     with pytest.raises(UserError):
         ExploreConfig("runs/x", 70000)
+
+
+def test_the_command_serves_until_interrupted(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(40)])
+    add_decomposition(run, components=3)
+    script = f"from npeff.explore.server import *; explore(ExploreConfig({str(run.path)!r}, open=False))"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = next(line for line in process.stdout if line.startswith("Serving")).split(" at ")[1].split()[0]
+        assert address.startswith("http://127.0.0.1:")
+        port = int(address.rstrip("/").rsplit(":", 1)[1])
+        assert b"npeff" in get(port, "/")[1]
+        assert get(port, "/manifest.json")[0] == 404  # of the run only the page is served
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0

@@ -77,7 +77,7 @@ def compare(config: CompareConfig) -> Path:
                 components=config.components,
                 seed=config.seed,
                 device=config.device,
-                sae=config.sae,
+                sae=config.sae if method == "sae" else SaeConfig(),  # no reason to fit the others again
             )
         )
         folder = analyse_one(run, name, AnalyseConfig(config.run, name, config.top, config.unique), quiet=True)
