@@ -42,7 +42,7 @@ def test_matching_is_the_best_of_all(shape: tuple[int, int]) -> None:
         for order in itertools.permutations(range(wide), len(small))
     )
     assert matching.matched_similarity(similarity) == pytest.approx(best / min(shape), rel=1e-6)
-    plain = np.mean([max(row) for row in similarity.tolist()])
+    plain = np.mean([max(row) for row in [*similarity.tolist(), *similarity.T.tolist()]])
     assert matching.mean_best_similarity(similarity) == pytest.approx(plain, rel=1e-6)
 
 

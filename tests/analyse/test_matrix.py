@@ -42,6 +42,26 @@ def test_one_component_has_no_relatives() -> None:
     assert matrix.strongest_correlations(torch.rand(5, 1), 8)[0].shape == (1, 0)
 
 
+def test_alike_components_are_near_on_the_map() -> None:
+    generator = torch.Generator().manual_seed(3)
+    kinds = torch.rand(200, 3, generator=generator)
+    W = kinds.repeat(1, 4) + 0.01 * torch.rand(200, 12, generator=generator)  # component j is of kind j mod 3
+    places = matrix.embed(W)
+    distances = torch.cdist(places, places)
+    same = (torch.arange(12)[:, None] - torch.arange(12)) % 3 == 0
+    assert distances[same].max() < 0.2 * distances[~same].min()
+    assert matrix.embed(W[:, :0]).shape == (0, 2)
+    assert matrix.embed(W[:, :2]).shape == (2, 2)
+    assert torch.isfinite(matrix.embed(torch.zeros(5, 4))).all()
+
+
+def test_distances_on_the_map_are_those_of_classical_scaling() -> None:
+    W = torch.rand(40, 3, dtype=torch.float64)  # three points always fit into a plane
+    unit = W / W.norm(dim=0)
+    places = matrix.embed(W.float())
+    assert torch.cdist(places, places).numpy() == pytest.approx(torch.cdist(unit.T, unit.T).numpy(), abs=1e-3)
+
+
 def test_energy_and_density() -> None:
     energy, used = matrix.energy_and_density(torch.tensor([[3.0, 0], [0, 4], [0, -0.0]]))
     assert energy.tolist() == pytest.approx([9 / 25, 16 / 25])

@@ -117,6 +117,10 @@ def test_overview_sort_filter_and_search_in_the_table(browser: Browser, site: Pa
         assert 0 < tuned < 12
         expect(rows.locator(".badge.prediction")).to_have_count(tuned)
         expect(page.locator("svg .curve")).to_have_count(1)
+        expect(page.locator("#methods tbody tr")).to_have_count(3)
+        expect(page.locator("#map circle")).to_have_count(12)
+        page.locator("#map a").nth(5).click()
+        expect(page.locator("main h1")).to_have_text("Component 5")
 
 
 def test_component_page_and_keys(browser: Browser, site: Path) -> None:

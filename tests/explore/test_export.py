@@ -164,4 +164,6 @@ def test_a_histogram_leaves_out_zeros() -> None:
     assert found["zero"] == 2
     assert sum(found["counts"]) == 4
     assert (found["edges"][0], found["edges"][-1]) == (-1, 2)
+    near = np.array([0.5, np.nextafter(np.float32(0.5), np.float32(1))], np.float32)
+    assert sum(histogram(near)["counts"]) == 2
     assert histogram(np.zeros(3, np.float32)) == {"zero": 3, "counts": [], "edges": []}

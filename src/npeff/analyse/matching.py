@@ -50,8 +50,11 @@ def matched_similarity(similarity: torch.Tensor) -> float:
 
 
 def mean_best_similarity(similarity: torch.Tensor) -> float:
-    """Mean over rows of the largest similarity in the row: how much of the first is found again in the second."""
-    return float(similarity.max(dim=1).values.mean()) if similarity.numel() else 0.0
+    """Mean over the components of both of the largest similarity with one of the other: is each found again?"""
+    if not similarity.numel():
+        return 0.0
+    best = [similarity.max(dim=1).values, similarity.max(dim=0).values]
+    return float(torch.cat(best).mean())
 
 
 def parents(coarse: torch.Tensor, fine: torch.Tensor) -> Array:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from scipy.linalg import eigh
 
 _ROWS = 8192
 _BLOCK = 2048
@@ -52,6 +54,27 @@ def strongest_correlations(coefficients: torch.Tensor, count: int) -> tuple[torc
         numbers.append(best)
         values.append(products.gather(1, best))
     return torch.cat(numbers), torch.cat(values)
+
+
+def embed(coefficients: torch.Tensor) -> torch.Tensor:
+    """A place in the plane for each component, [C, 2]: near to each other if their coefficients are alike.
+
+    Classical scaling: the two leading eigenvectors of the centred matrix of cosines between coefficients. The largest
+    entry of each coordinate is positive, so that the same coefficients give the same map.
+    """
+    C = coefficients.shape[1]
+    if C < 3:
+        return torch.eye(2).repeat(2, 1)[:C]
+    products = torch.zeros(C, C)
+    for chunk in torch.split(coefficients, _ROWS):
+        products.addmm_(chunk.T, chunk)
+    norms = products.diagonal().sqrt().clamp(min=1e-30)
+    cosines = (products / norms / norms[:, None]).double()
+    centred = cosines - cosines.mean(dim=0) - cosines.mean(dim=1, keepdim=True) + cosines.mean()
+    values, vectors = eigh(centred.numpy(), subset_by_index=[C - 2, C - 1])
+    places = torch.from_numpy(vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0)))
+    largest = places.gather(0, places.abs().argmax(dim=0, keepdim=True))
+    return (places * torch.where(largest < 0, -1.0, 1.0)).float()
 
 
 def overlap(components: torch.Tensor, method: str) -> torch.Tensor | None:

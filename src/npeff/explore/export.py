@@ -207,7 +207,8 @@ def _write_decomposition(folder: Path, number: int, run: Run, name: str, analysi
     decomposition, examples = load_decomposition(run, name), read_examples(run)
     texts = run.table["text"].to_pylist()
     overlaps = matrix.overlap(decomposition.components, analysis["method"])
-    _write(folder, f"{number}/components", pages.table_of_components(analysis, texts))
+    places = matrix.embed(decomposition.coefficients)
+    _write(folder, f"{number}/components", {**pages.table_of_components(analysis, texts), **pages.map_of(places)})
     shown = _Shown(run, texts, examples)
     orders: dict[str, Iterator[Array]] = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
     for row in tqdm(analysis["component"], desc=f"Page of {name}", unit="component"):

@@ -42,6 +42,11 @@ def table_of_components(analysis: dict[str, Any], texts: Sequence[str]) -> dict[
     }
 
 
+def map_of(places: torch.Tensor) -> dict[str, list[float]]:
+    """Columns x and y of the map of components, from `places` [C, 2]."""
+    return {name: rounded(column.tolist()) for name, column in zip("xy", places.T, strict=True)}
+
+
 def _most_frequent(counts: dict[str, int], shown: int = 3) -> list[list[Any]]:
     return [[name, count] for name, count in list(counts.items())[:shown]]
 
@@ -106,7 +111,7 @@ def _shares_of(coefficients: torch.Tensor, number: int, overlaps: torch.Tensor |
 
 def histogram(coefficients: Array) -> dict[str, Any]:
     """Counts of the coefficients that are not zero, in equal bins, and how many are zero."""
-    used = coefficients[coefficients != 0]
+    used = coefficients[coefficients != 0].astype(np.float64)  # float32 has no bins between two neighbouring numbers
     counts, edges = np.histogram(used, bins=BINS) if len(used) else (np.zeros(0, int), np.zeros(0))
     return {"zero": len(coefficients) - len(used), "counts": counts.tolist(), "edges": rounded(edges.tolist())}
 

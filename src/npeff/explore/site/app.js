@@ -135,13 +135,30 @@ async function overview(d) {
       d.left_out ? ` ${d.left_out} components with fewer active examples are left out of the shares.` : ""),
     el("div", { class: "cards" }, cards, explained),
     el("div", { class: "columns" },
-      el("section", { class: "plot" }, el("h2", {}, "Run"),
-        el("dl", {}, run.facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, visible(String(number(value))))]))),
-      el("section", { class: "plot" }, el("h2", {}, "Loss per example"), d.losses.length > 1 ? curve(d.losses) : el("p", { class: "quiet" }, "No history."),
-        d.verdict ? el("p", { class: "quiet small" }, d.verdict) : null)),
+      el("section", { class: "plot" }, el("h2", {}, "Map"), map(table),
+        el("p", { class: "quiet small" }, "Near to each other: components with similar coefficients. Size: energy. ",
+          [["prediction", "prediction-tuned"], ["both", "prediction and label"], ["lnp", "LnP-tuned"], ["none", "not tuned"]].map(([kind, title]) =>
+            el("span", { class: "key" }, svg("svg", { class: "dot", viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("circle", { class: `point ${kind}`, cx: 5, cy: 5, r: 4 })), title)))),
+      el("aside", {},
+        el("section", {}, el("h2", {}, "Run"),
+          el("dl", {}, run.facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, visible(String(number(value))))]))),
+        el("section", {}, el("h2", {}, "Loss per example"), d.losses.length > 1 ? curve(d.losses) : el("p", { class: "quiet" }, "No history."),
+          d.verdict ? el("p", { class: "quiet small" }, d.verdict) : null))),
     el("h2", {}, "Components"),
     componentTable(d, table),
+    run.decompositions.length > 1 ? [el("h2", {}, "All decompositions"), methodTable()] : null,
   ];
+}
+
+function methodTable() {
+  const share = (rate) => el("td", { class: "number", title: rate ? `by chance ${tiny(rate.expected)}` : "" }, percent(rate ? rate.share : null));
+  const heads = [["name", ""], ["method", ""], ["components", "number"], ["left out", "number"], ["prediction-tuned", "number"], ["label-tuned", "number"], ["LnP-tuned", "number"], ["explained", "number"]];
+  return el("div", { class: "scroll" }, el("table", { id: "methods" },
+    el("thead", {}, el("tr", {}, heads.map(([title, kind]) => el("th", { scope: "col", class: kind }, title)))),
+    el("tbody", {}, run.decompositions.map((d) => el("tr", {},
+      el("td", {}, el("a", { href: `#/d/${encodeURIComponent(d.name)}` }, d.name)), el("td", {}, d.method),
+      el("td", { class: "number" }, String(d.components)), el("td", { class: "number" }, String(d.left_out)),
+      Object.keys(KINDS).map((kind) => share(d.tunings[kind])), el("td", { class: "number" }, percent(d.explained)))))));
 }
 
 function componentTable(d, table) {
@@ -216,6 +233,7 @@ async function componentView(d, j) {
   if (!Number.isInteger(j) || j < 0 || j >= d.components) throw new Error(`There is no component ${j} in ${d.name}.`);
   const [page, table] = await Promise.all([load(`${current}/component/${j}`), load(`${current}/components`)]);
   const flags = { prediction: page.prediction_tuned, label: page.label_tuned, lnp: page.lnp_tuned };
+  const related = page.correlated.map((k, n) => [k, page.correlation[n]]).filter(([, r]) => Math.abs(r) >= 0.005);
   const lists = el("div");
   const cross = el("section");
   const tabs = page.orderings.map((ordering, n) => el("button", { type: "button", onclick: () => choose(n) }, ordering.order));
@@ -239,8 +257,8 @@ async function componentView(d, j) {
         cross,
         el("section", {}, el("h2", {}, "Coefficients"), columns(page.histogram),
           el("p", { class: "quiet small" }, `${number(page.histogram.zero)} examples with 0 not drawn`)),
-        page.correlated.length ? el("section", {}, el("h2", {}, "Most correlated"), el("ul", { class: "list" }, page.correlated.map((k, n) => el("li", {},
-          el("a", { href: componentLink(k) }, `Component ${k}`), ` ${page.correlation[n].toFixed(2)} `,
+        related.length ? el("section", {}, el("h2", {}, "Most correlated"), el("ul", { class: "list" }, related.map(([k, r]) => el("li", {},
+          el("a", { href: componentLink(k) }, `Component ${k}`), ` ${r.toFixed(2)} `,
           badges({ prediction: table.prediction[k], label: table.label[k], lnp: table.lnp[k] }),
           el("span", { class: "quiet small one-line", dir: "auto" }, visible(table.first[k])))))) : null)),
   ];
@@ -346,6 +364,21 @@ function searchView(query, wanted) {
 }
 
 // --- charts -------------------------------------------------------------------------------------------------------
+
+function map(table) {
+  const width = 640, height = 480, edge = 14;
+  const range = (values) => [Math.min(...values), Math.max(...values)];
+  const [left, right] = range(table.x), [bottom, top] = range(table.y), largest = Math.max(...table.energy, 1e-12);
+  const x = (value) => edge + ((value - left) / (right - left || 1)) * (width - 2 * edge);
+  const y = (value) => height - edge - ((value - bottom) / (top - bottom || 1)) * (height - 2 * edge);
+  const kind = (j) => (table.lnp[j] ? "lnp" : table.label[j] ? "both" : table.prediction[j] ? "prediction" : "none");
+  const most = Math.max(3, Math.min(9, 120 / Math.sqrt(table.x.length)));
+  // the table below is the way for keyboards: thousands of stops here would be in it
+  return svg("svg", { id: "map", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Map of the components; the table below lists them" },
+    table.x.map((_, j) => svg("a", { href: componentLink(j), tabindex: "-1" },
+      svg("circle", { class: `point ${kind(j)}`, cx: x(table.x[j]).toFixed(1), cy: y(table.y[j]).toFixed(1), r: (most * (0.4 + 0.6 * Math.sqrt(table.energy[j] / largest))).toFixed(1) },
+        svg("title", {}, visible(`${j}: ${table.first[j]}`))))));
+}
 
 function curve(losses) {
   const width = 420, height = 200, left = 46, bottom = 24, top = 10, right = 10;
