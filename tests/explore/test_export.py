@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,15 @@ def test_a_failed_export_leaves_the_old_one(run: Run, tmp_path: Path, monkeypatc
         export(ExportConfig(str(run.path), str(site)))
     assert [item.name for item in tmp_path.iterdir()] == ["site"]
     assert (site / "index.html").is_file()
+
+
+def test_what_killed_exports_left_goes_away(run: Run, tmp_path: Path) -> None:
+    old, new = tmp_path / ".site.12345678.new", tmp_path / ".site.87654321.new"
+    for folder in (old, new):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    export(ExportConfig(str(run.path), str(tmp_path / "site")))
+    assert {item.name for item in tmp_path.iterdir()} == {"site", new.name}
 
 
 def test_the_page_asks_no_other_host_and_makes_no_markup_of_data(site: Path) -> None:

@@ -19,6 +19,7 @@ import csv
 import hashlib
 import json
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ from npeff.analyse.tunings import Examples
 from npeff.decompose.config import METHODS
 from npeff.errors import UserError
 from npeff.explore import pages
-from npeff.files import PARTIAL, disk_errors, read_json, sha256, write_json
+from npeff.files import disk_errors, read_json, sha256, write_json
 from npeff.store import Run
 
 FORMAT = 1
@@ -54,6 +55,8 @@ MARKER = "site.json"
 ASSETS = ("index.html", "app.js", "style.css")
 BLOCK = 256
 """Examples per data file."""
+_ABANDONED = 24 * 3600.0
+"""Seconds after which an unfinished export is one that was killed."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +121,12 @@ def whole_directory(path: Path) -> Iterator[Path]:
     """Yield a new directory beside `path`; on success it takes the place of an earlier export, on failure it goes."""
     if path.exists() and not (path.is_dir() and ((path / MARKER).is_file() or not any(path.iterdir()))):
         raise UserError(f"{path} holds something else than an exported page. Choose another directory.")
-    temporary = path.absolute().with_name(f".{path.absolute().name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
-    old = temporary.with_name(f"{temporary.name}-old")
+    path = path.absolute()
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
+    old = temporary.with_suffix(".old")
     try:
         with disk_errors(path):
+            _remove_leftovers(path)
             temporary.mkdir(parents=True)
             yield temporary
             if path.exists():
@@ -129,6 +134,13 @@ def whole_directory(path: Path) -> Iterator[Path]:
             temporary.rename(path)
     finally:
         for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what killed exports to `path` left beside it; not what another process may be writing now."""
+    for leftover in (*path.parent.glob(f".{path.name}.*.new"), *path.parent.glob(f".{path.name}.*.old")):
+        if time.time() - leftover.stat().st_mtime > _ABANDONED:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
