@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+
+from npeff.collect import CollectConfig, collect, prepare_run
+from npeff.data import DataConfig
+from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.directions import DirectionsConfig
+from npeff.models import ModelConfig
+from npeff.perturb.lift import Lifter, read_prompts
+from npeff.sketch import SketchConfig
+from tests import tiny
+
+WORDS = ("good", "bad", "fine", "dull", "great", "long", "old", "best", "half", "worth")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The matrices are tiny: a second thread only waits for the first."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory, model_directory, review_file):
+    """40 reviews, a tiny Llama with biases, two answers, and a decomposition of every method."""
+    return make_run(tmp_path_factory.mktemp("perturb") / "run", model_directory, review_file)
+
+
+def make_run(path, model_directory, review_file, task="sst2", directions="auto", dim=2048, **options):
+    torch.set_num_threads(1)
+    made = collect(
+        CollectConfig(
+            run=str(path),
+            data=DataConfig(task=task, data=str(review_file)),
+            model=ModelConfig(model=str(model_directory)),
+            sketch=SketchConfig(dim=dim, copies=2),
+            directions=DirectionsConfig(directions),
+            storage="float32",
+            shard_examples=16,
+            batch_tokens=200,
+            **options,
+        )
+    )
+    for method in ("npeff", "gnpeff", "clusters", "svd-gradients"):
+        decompose(
+            DecomposeConfig(
+                run=str(path), name=method, method=method, components=6, tolerance=1e-9, max_passes=2000, device="cpu"
+            )
+        )
+    return made
+
+
+@pytest.fixture(scope="session")
+def prepared(run):
+    return prepare_run(run, "cpu")
+
+
+@pytest.fixture(scope="session")
+def prompts(run, prepared):
+    return read_prompts(run, prepared)
+
+
+@pytest.fixture(scope="session")
+def lifter(run, prepared, prompts):
+    return Lifter(run, prepared, prompts)
+
+
+@pytest.fixture(scope="session")
+def many_answers(tmp_path_factory, review_file):
+    """A tiny GPT-2 (Conv1D with biases) and ten answers."""
+    folder = tmp_path_factory.mktemp("many")
+    tiny.save(folder / "model", "gpt2")
+    task = {"name": "ten", "prompt": "Review: {text}\nSentiment:", "labels": list(WORDS), "answers": "tokens"}
+    (folder / "ten.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+    lines = review_file.read_text(encoding="utf-8").replace('"negative"', '"bad"').replace('"positive"', '"good"')
+    (folder / "ten.jsonl").write_text(lines, encoding="utf-8")
+    return make_run(folder / "run", folder / "model", folder / "ten.jsonl", task=str(folder / "ten.yaml"))

@@ -1,0 +1,100 @@
+"""Divergences against a loop over examples, the search for a magnitude, and weights put back bit for bit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from npeff.models import select_parameters
+from npeff.perturb.divergence import Divergence, find_magnitude
+from npeff.perturb.weights import EditedWeights
+from tests import tiny
+
+
+def random_vector(prepared, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {m.name: torch.randn(m.shape, generator=generator) for m in prepared.selection.modules}
+
+
+def test_divergence_is_that_of_a_loop_over_examples(prepared, prompts):
+    vector = random_vector(prepared)
+    examples = [3, 17, 0, 25, 31]
+    answer_model = prepared.collector.answer_model
+
+    def distributions():
+        with torch.no_grad():
+            return [answer_model.logits([prompts[i]])[0][0].double().softmax(0) for i in examples]
+
+    before = distributions()
+    divergence = Divergence(prepared, prompts, examples)
+    with EditedWeights(prepared.selection.modules) as weights:
+        weights.add(vector, 0.02)
+        found, predictions = divergence.measure()
+        after = distributions()
+    expected = [float((p * (p / q).log()).sum()) for p, q in zip(before, after, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-9)
+    assert predictions.tolist() == [int(q.argmax()) for q in after]
+    assert divergence.predictions.tolist() == [int(p.argmax()) for p in before]
+
+
+def test_unchanged_weights_diverge_by_exactly_zero(prepared, prompts):
+    divergence = Divergence(prepared, prompts, range(12))
+    assert not divergence.measure()[0].any()
+
+
+def test_weights_come_back_bit_for_bit(prepared):
+    before = prepared.model.fingerprint()
+    vector = random_vector(prepared)
+    with EditedWeights(prepared.selection.modules) as weights:
+        weights.add(vector, 3.0)
+        assert prepared.model.fingerprint() != before
+        weights.add(vector, -1e-3)
+    assert prepared.model.fingerprint() == before
+    with pytest.raises(KeyboardInterrupt), EditedWeights(prepared.selection.modules) as weights:
+        weights.add(vector, 3.0)
+        raise KeyboardInterrupt
+    assert prepared.model.fingerprint() == before
+    # a failure in the middle of a change: the second module's part has a wrong shape
+    names = list(vector)
+    broken = vector | {names[1]: torch.zeros(1, 2)}
+    with pytest.raises(ValueError, match="shape"), EditedWeights(prepared.selection.modules) as weights:
+        weights.add(broken, 1.0)
+    assert prepared.model.fingerprint() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_change_does_what_it_says(dtype):
+    network = tiny.network("gpt2").to(dtype)
+    selection = select_parameters(network)
+    vector = {m.name: torch.randn(m.shape, generator=torch.Generator().manual_seed(1)) for m in selection.modules}
+    del vector[selection.modules[0].name]
+    originals = {name: tensor.clone() for name, tensor in network.named_parameters()}
+    with EditedWeights(selection.modules) as weights:
+        weights.add({selection.modules[0].name: torch.ones(selection.modules[0].shape)}, 1.0)
+        weights.add(vector, 0.5)
+        changed = {name: part for m in selection.modules[1:] for name, part in m.unpack(vector[m.name]).items()}
+        for name, parameter in network.named_parameters():
+            expected = (originals[name].float() + 0.5 * changed[name]).to(dtype) if name in changed else originals[name]
+            assert torch.equal(parameter, expected), name
+    for name, parameter in network.named_parameters():
+        assert torch.equal(parameter, originals[name])
+
+
+@pytest.mark.parametrize("start", [1e-6, 1.0, 1e5])
+def test_the_search_reaches_the_divergence_asked_for(start):
+    magnitude, value = find_magnitude(lambda m: 0.3 * m**2 / (1 + 0.1 * m), 0.05, start)
+    assert value == pytest.approx(0.05, rel=0.03)
+    assert 0.3 * magnitude**2 / (1 + 0.1 * magnitude) == value
+
+
+def test_the_search_returns_the_nearest_value_where_there_is_no_better():
+    magnitude, value = find_magnitude(lambda m: 0.2 * math.tanh(m), 0.5, 1.0)
+    assert value == pytest.approx(0.2, rel=0.01)
+    assert magnitude > 1
+    jump = find_magnitude(lambda m: 0.1 if m < 3 else 9.0, 0.5, 1.0)
+    assert jump[1] == 0.1
+    infinite = find_magnitude(lambda m: m**2 if m < 1 else math.inf, 0.25, 8.0)
+    assert infinite[1] == pytest.approx(0.25, rel=0.03)

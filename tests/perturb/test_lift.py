@@ -1,0 +1,165 @@
+"""Components as sums of rows, and the same sums of gradients, against plain autograd one example at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from npeff.collect import prepare_run
+from npeff.decompose.run import open_decomposition
+from npeff.directions import make_directions, predicted
+from npeff.errors import UserError
+from npeff.perturb.lift import Lifter, norm, read_prompts, scale_to_unit
+from npeff.perturb.rowsums import RowSums, check_component, check_method, component_sums, truncate
+
+METHODS = ("npeff", "gnpeff", "clusters", "svd-gradients")
+
+
+def cosine(a, b):
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=-1))
+
+
+def brute_force(run, prepared, prompts, sums, j):
+    """Σ α · (gradient of the output direction) by autograd on the parameters, one unpadded example after another."""
+    network, modules = prepared.model.network, prepared.selection.modules
+    names = [name for module in modules for name in module.unpack(torch.zeros(module.shape))]
+    parameters = dict(network.named_parameters())
+    total = {name: torch.zeros_like(parameters[name], dtype=torch.float64) for name in names}
+    ranks, norms = run.source("fisher").ranks, run.table["pef_norm"].to_numpy()
+    gradient_norms = run.tensor("gradient_norm")
+    place = 0
+    for name in names:
+        parameters[name].requires_grad_(True)
+    try:
+        for i, prompt in enumerate(prompts):
+            z, _ = prepared.collector.answer_model.logits([prompt])
+            p = z.detach().double().softmax(1)
+            V, _ = make_directions(prepared.config.directions, p, [i])
+            u = torch.zeros(p.shape[1], dtype=torch.float64)
+            if "fisher" in sums.weights:
+                u += sums.weights["fisher"][j, place : place + ranks[i]].double() @ V[0, : ranks[i]] / norms[i] ** 0.5
+            if "gradient" in sums.weights:
+                u += sums.weights["gradient"][j, i].double() * predicted(p)[0] / gradient_norms[i].double()
+            place += ranks[i]
+            found = torch.autograd.grad(z, [parameters[name] for name in names], u[None].float())
+            for name, gradient in zip(names, found, strict=True):
+                total[name] += gradient.double()
+    finally:
+        for name in names:
+            parameters[name].requires_grad_(False)
+    return total
+
+
+def flat(prepared, vector):
+    """A lifted vector parameter by parameter."""
+    return {
+        name: part for module in prepared.selection.modules for name, part in module.unpack(vector[module.name]).items()
+    }
+
+
+def check_against_autograd(run, prepared, prompts, sums):
+    lifted = Lifter(run, prepared, prompts).lift(sums)
+    for j, vector in enumerate(lifted):
+        expected = brute_force(run, prepared, prompts, sums, j)
+        found = flat(prepared, vector)
+        assert found.keys() == expected.keys()
+        size = sum(part.square().sum() for part in expected.values()) ** 0.5
+        error = sum((found[name].double() - part).square().sum() for name, part in expected.items()) ** 0.5
+        assert error < 1e-4 * size
+        assert cosine(prepared.collector.sketch.matvec(vector), sums.vectors[j]) > 0.9999
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_components_are_sums_of_rows(run, method):
+    decomposition = open_decomposition(run, method)
+    sums = component_sums(decomposition, run.source(decomposition.kind), torch.eye(6, dtype=torch.float64))
+    rows = run.source(decomposition.kind).read(0, 40)
+    rebuilt = sums.weights[decomposition.kind] @ rows
+    torch.testing.assert_close(rebuilt, sums.vectors, rtol=1e-4, atol=1e-5)
+    for j in range(6):
+        assert cosine(sums.vectors[j], decomposition.components[j]) > 0.999, method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_lift_is_the_sum_of_plain_gradients(run, prepared, prompts, method):
+    decomposition = open_decomposition(run, method)
+    mix = torch.eye(6, dtype=torch.float64)[:2]
+    mix[1, 3] = -0.7
+    sums = component_sums(decomposition, run.source(decomposition.kind), mix)
+    check_against_autograd(run, prepared, prompts, sums)
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_lift_with_ten_answers_conv1d_and_both_kinds_of_rows(many_answers, count):
+    """Two vectors: a backward pass each. Twelve: more than the nine directions, which they then share."""
+    run = many_answers
+    prepared = prepare_run(run, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    rows = {"fisher": int(run.source("fisher").ranks.sum()), "gradient": 40}
+    weights = {kind: torch.randn(count, size, generator=generator) for kind, size in rows.items()}
+    weights["fisher"][0, 30:] = 0
+    weights["gradient"][0, 3:] = 0
+    vectors = sum(weights[kind] @ run.source(kind).read(0, 40) for kind in rows)
+    sums = RowSums(vectors, weights).take([0, 1] if count == 2 else list(range(count)))
+    assert run.source("fisher").ranks.max() == 9
+    prompts = read_prompts(run, prepared)
+    if count == 2:
+        check_against_autograd(run, prepared, prompts, sums)
+    else:
+        shared = Lifter(run, prepared, prompts).lift(sums)
+        for j in (0, 7):
+            (alone,) = Lifter(run, prepared, prompts).lift(sums.take([j]))
+            for name, part in alone.items():
+                torch.testing.assert_close(shared[j][name], part, rtol=1e-3, atol=1e-4 * norm(alone))
+
+
+def test_lifted_components_have_the_component_as_sketch(run, prepared, lifter):
+    decomposition = open_decomposition(run, "npeff")
+    sums = component_sums(decomposition, run.source("fisher"), torch.eye(6))
+    for j, vector in enumerate(lifter.lift(sums)):
+        assert cosine(prepared.collector.sketch.matvec(vector), decomposition.components[j]) > 0.999
+        scale_to_unit(vector)
+        assert norm(vector) == pytest.approx(1, abs=1e-5)
+
+
+def test_truncation_reaches_the_fidelity_and_leaves_examples_out(run, prepared, lifter):
+    decomposition = open_decomposition(run, "npeff")
+    source = run.source("fisher")
+    sums = component_sums(decomposition, source, torch.eye(6)[:3])
+    cut, kept, cosines = truncate(sums, {"fisher": source}, 0.8, chunk=7)
+    rows = source.read(0, 40)
+    for j in range(3):
+        used = int((cut.weights["fisher"][j] != 0).sum())
+        assert used == kept[j] < 40
+        assert cosines[j] >= 0.8
+        torch.testing.assert_close(cut.weights["fisher"][j] @ rows, cut.vectors[j], rtol=1e-4, atol=1e-5)
+        assert cosine(cut.vectors[j], sums.vectors[j]) == pytest.approx(cosines[j], abs=1e-4)
+        kept_sizes = (sums.weights["fisher"][j].abs() * rows.norm(dim=1))[cut.weights["fisher"][j] != 0]
+        left_sizes = (sums.weights["fisher"][j].abs() * rows.norm(dim=1))[cut.weights["fisher"][j] == 0]
+        assert kept_sizes.min() >= left_sizes.max()
+    assert set(lifter.examples(cut)) == set(np.flatnonzero((cut.weights["fisher"] != 0).any(0)))
+    whole, kept, cosines = truncate(sums, {"fisher": source}, 1.1)
+    assert min(cosines) == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(whole.weights["fisher"], sums.weights["fisher"])
+
+
+def test_held_out_examples_carry_no_weight(run):
+    decomposition = open_decomposition(run, "npeff")
+    decomposition.notes["held_out"] = [0, 5]
+    sums = component_sums(decomposition, run.source("fisher"), torch.eye(6))
+    assert not sums.weights["fisher"][:, [0, 5]].any()
+    assert sums.weights["fisher"].any()
+
+
+def test_wrong_components_and_methods_are_refused(run):
+    decomposition = open_decomposition(run, "npeff")
+    with pytest.raises(UserError, match="no component 6"):
+        check_component(decomposition, 6)
+    decomposition.coefficients = decomposition.coefficients.clone()
+    decomposition.coefficients[:, 2] = 0
+    with pytest.raises(UserError, match="Component 2 is dead"):
+        check_component(decomposition, 2)
+    object.__setattr__(decomposition.config, "method", "sae")
+    with pytest.raises(UserError, match="activations"):
+        check_method(decomposition)

@@ -1,0 +1,120 @@
+"""Rejection and whitening against dense linear algebra; second-order effects against measured divergences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from npeff.decompose.run import open_decomposition
+from npeff.errors import UserError
+from npeff.perturb.divergence import Divergence
+from npeff.perturb.lift import scale_to_unit
+from npeff.perturb.rowsums import RowSums, component_sums
+from npeff.perturb.selective import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten
+from npeff.perturb.weights import EditedWeights
+
+
+def paper_rejection(H, j, threshold):
+    """As the paper prints it, on the vectors themselves."""
+    h = H[j].copy()
+    for i in range(len(H)):
+        unit = H[i] / np.linalg.norm(H[i])
+        if i != j and abs(h @ unit) / np.linalg.norm(h) < threshold:
+            h = h - (h @ unit) * unit
+    return h
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.5, 1.0])
+def test_rejection_is_the_papers(threshold):
+    random = np.random.default_rng(0)
+    H = random.normal(size=(7, 30)) + 2 * random.normal(size=30)
+    H[4] = 0.9 * H[1] + 0.1 * H[4]
+    mix = rejection_mix(torch.from_numpy(H @ H.T), [0, 4, 6], threshold)
+    for row, j in zip(mix.numpy(), [0, 4, 6], strict=True):
+        np.testing.assert_allclose(row @ H, paper_rejection(H, j, threshold), atol=1e-9)
+
+
+def test_rejection_leaves_nothing_of_the_others_where_they_are_orthogonal():
+    H = torch.linalg.qr(torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))[0].T
+    target = H[0] + 0.2 * H[1] - 0.1 * H[3]
+    H = torch.cat([target[None], H[1:]])
+    left = rejection_mix(H @ H.T, [0], 0.5)[0] @ H
+    assert (H[1:] @ left).abs().max() < 1e-12
+
+
+def test_rejection_ignores_zero_components():
+    H = torch.eye(3, dtype=torch.float64)
+    H[2] = 0
+    assert rejection_mix(H @ H.T, [0], 0.5).isfinite().all()
+
+
+def test_woodbury_is_the_direct_inverse():
+    random = np.random.default_rng(1)
+    G, H = random.normal(size=(12, 40)), random.normal(size=(3, 40))
+    ridge, examples = 0.3, 5
+    direct = np.linalg.solve(G.T @ G / examples + ridge * np.eye(40), H.T).T
+    a = whiten(torch.from_numpy(G @ G.T), torch.from_numpy(G @ H.T), examples, ridge).numpy()
+    np.testing.assert_allclose((H - a.T @ G) / ridge, direct, atol=1e-10)
+
+
+def test_fisher_rows_have_their_own_length(run):
+    rows = read_fishers(run, np.array([7, 3, 21]))
+    assert rows.examples.tolist() == [3, 7, 21]
+    norms = run.table["pef_norm"].to_numpy()[rows.examples]
+    for position, length in enumerate(norms):
+        G = rows.rows[rows.owner == position]
+        assert float((G @ G.T).norm()) == pytest.approx(length, rel=1e-4)
+    stored = run.source("fisher").read(0, 40)[rows.places]
+    torch.testing.assert_close(stored * rows.scales[:, None].float(), rows.rows)
+
+
+def test_whitening_wins_where_the_background_is_shared():
+    """Top examples share a direction u and, with all others, a loud one: whitening takes the loud one out."""
+    generator = torch.Generator().manual_seed(0)
+    loud, u = torch.linalg.qr(torch.randn(60, 2, generator=generator))[0].T
+    noise = 0.05 * torch.randn(50, 60, generator=generator)
+    rows = 3 * loud * torch.randn(50, 1, generator=generator) + noise
+    rows[:6] += u
+    places = np.arange(50)
+    everything = FisherRows(places, places, places, torch.ones(50, dtype=torch.float64), rows)
+    top = FisherRows(np.arange(6), np.arange(6), np.arange(6), everything.scales[:6], rows[:6])
+    h = (u + loud)[None]
+    ridge, table = choose_ridge(everything, [top], h, seed=0)
+    assert ridge in [entry["ridge"] for entry in table]
+    background = rows[6:]
+    a = whiten((background @ background.T).double(), (background @ h.T).double(), 44, ridge)
+    white = h - a.T.float() @ background
+    effects = everything.effects(torch.cat([h, white]))
+    ratios = effects[:, :6].mean(1) / effects[:, 6:].mean(1)
+    assert ratios[1] > 20 * ratios[0]
+
+
+def test_a_ridge_needs_examples_to_choose_on(run):
+    rows = read_fishers(run, np.arange(8))
+    with pytest.raises(UserError, match="background examples"):
+        choose_ridge(rows, [read_fishers(run, np.arange(4))], rows.rows[:1], seed=0)
+
+
+def test_second_order_prediction_is_measured_at_small_magnitude(run, prepared, prompts, lifter):
+    decomposition = open_decomposition(run, "npeff")
+    sums = component_sums(decomposition, run.source("fisher"), torch.eye(6)[:2])
+    examples = np.arange(40)
+    rows = read_fishers(run, examples)
+    divergence = Divergence(prepared, prompts, examples.tolist())
+    for vector in lifter.lift(sums):
+        scale_to_unit(vector)
+        predicted = rows.effects(prepared.collector.sketch.matvec(vector)[None])[0].numpy() * 1e-3**2
+        with EditedWeights(prepared.selection.modules) as weights:
+            weights.add(vector, 1e-3)
+            measured, _ = divergence.measure()
+        strong = predicted > 0.2 * predicted.max()
+        predicted_ratio = predicted[strong].mean() / predicted.mean()
+        assert measured[strong].mean() / measured.mean() == pytest.approx(predicted_ratio, rel=0.1)
+        # without the sketch in between: an example's own unprojected row
+        for i in np.flatnonzero(strong)[:4]:
+            weights_of_row = torch.zeros(1, 40)
+            weights_of_row[0, i] = float(run.table["pef_norm"][int(i)].as_py()) ** 0.5
+            (row,) = lifter.lift(RowSums(rows.rows[i : i + 1], {"fisher": weights_of_row}))
+            inner = sum(float((row[name] * part).sum()) for name, part in vector.items())
+            assert measured[i] == pytest.approx((1e-3 * inner) ** 2 / 2, rel=0.02)
