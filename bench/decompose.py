@@ -113,7 +113,7 @@ def pass_ratio(source: ArrayRows, repeats: int = 12) -> float:
     blocks = Blocks(source, len(source.rows), torch.device("cpu"), keep_bytes=float("inf"))
     [rows] = blocks.kept_rows() or []
     solver = Als(blocks, start_components(source, COMPONENTS, "kmeans++", 0), _config(0), keep_products=True)
-    solver.start_round(sweeps=4)
+    solver.start_round(sweeps=3)
     product, combined = torch.empty(COMPONENTS, len(rows)), torch.empty_like(solver.H)
 
     def products() -> None:

@@ -4,7 +4,7 @@ The loss is Σᵢ ‖GᵢᵀGᵢ − Σⱼ Wᵢⱼ hⱼhⱼᵀ‖² with W ≥ 0
 T = Σᵢ diag(wᵢ) B_iᵀ G_i, B = GHᵀ. One pass is
 
 1. T: the first product with the rows, summed over ranks;
-2. Δ = M⁻¹(T − MH) and B_Δ = GΔᵀ: the second product. The loss along H + αΔ is a quartic in α, minimised exactly;
+2. Δ = M⁻¹T − H and B_Δ = GΔᵀ: the second product. The loss along H + αΔ is a quartic in α, minimised exactly;
 3. extrapolation H + αΔ + β(H + αΔ − previous): B follows without the rows. The coefficients are fitted there; if that
    does not lower the loss, they are fitted at H + αΔ instead, so the loss never rises. β adapts as in Ang & Gillis,
    "Accelerating nonnegative matrix factorization algorithms using extrapolation" (2019).
@@ -26,7 +26,7 @@ from npeff.decompose.config import FitConfig
 from npeff.decompose.history import History, Progress
 from npeff.decompose.seeds import replacements
 
-SWEEPS = 4
+SWEEPS = 3
 """Sweeps over the coefficients in a pass."""
 RIDGE = 1e-7
 """Added to M's diagonal, as a share of it: equal components would make it singular."""
@@ -111,11 +111,10 @@ class Als:
         """One pass. Returns the loss per example and the step length."""
         self._combine()
         M = self.S * self.K
-        gradient = self.T.addmm_(M.to(self.T), self.H, alpha=-1)  # T − MH: a quarter of the descent
-        direction = torch.mm(inverse(M).to(self.T), gradient, out=self.step)
-        slope = float(torch.dot(gradient.view(-1), direction.view(-1)))
+        direction = torch.addmm(self.H, inverse(M).to(self.T), self.T, beta=-1, out=self.step)  # M⁻¹T − H
         curvature = self._project(direction)
         cross, square = (self.H @ direction.T).double(), gram(direction)
+        slope = float(torch.dot(self.T.view(-1), direction.view(-1))) - inner(M, cross)  # ⟨T − MH, Δ⟩
         alpha = quartic.along(self.S, self.K, cross, square, slope, curvature).best_step()
         extrapolated = self.have_previous
         self._move(alpha, self.beta if extrapolated else 0.0)
