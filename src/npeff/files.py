@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,4 +91,7 @@ def sha256(path: Path) -> str:
 def remove_partials(directory: Path) -> None:
     """Remove what killed writers left behind in `directory` (not in its subdirectories)."""
     for leftover in Path(directory).glob(f".*{PARTIAL}"):
-        leftover.unlink(missing_ok=True)
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)
