@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import make_run
 
 from npeff import cli
 from npeff.analyse.compare import CompareConfig, compare, markdown
 from npeff.decompose import METHODS, SaeConfig
 from npeff.errors import UserError
 from npeff.files import read_json, write_json
+from tests.synthetic import make_run
 
 
 def test_all_methods_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

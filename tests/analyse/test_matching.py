@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from synthetic import make_run
 
 from npeff.analyse import matching
 from npeff.analyse.stability import StabilityConfig, stability
 from npeff.errors import UserError
 from npeff.files import read_json
+from tests.synthetic import make_run
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from synthetic import add_decomposition, make_run
 
 from npeff import cli
 from npeff.analyse import report
 from npeff.analyse.run import AnalyseConfig, analyse, load_decomposition, summarise
 from npeff.errors import UserError
 from npeff.store import Run
+from tests.synthetic import add_decomposition, make_run
 
 TEXTS = [f"text {i}" for i in range(90)]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from synthetic import make_run
 
 from npeff.analyse import spectra as module
 from npeff.analyse.spectra import SpectraConfig, eigenvalues, spectra, summarise
 from npeff.files import read_json
 from npeff.rows import ArrayRows
+from tests.synthetic import make_run
 
 
 def test_eigenvalues_equal_those_of_the_dense_fishers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from synthetic import add_decomposition, make_run
 
 from npeff.explore.export import ExportConfig, export
 from npeff.explore.server import make_server
 from npeff.store import Run
+from tests.synthetic import add_decomposition, make_run
 
 HOSTILE = [
     "<script>window.ran = 1</script>",

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import add_decomposition, make_run
 
 from npeff.analyse.run import AnalyseConfig, analyse, load_decomposition
 from npeff.analyse.tunings import Classes, Examples
@@ -19,6 +18,7 @@ from npeff.explore import export as module
 from npeff.explore.export import ExportConfig, export
 from npeff.explore.pages import cross_table, histogram
 from npeff.store import Run
+from tests.synthetic import add_decomposition, make_run
 
 TEXTS = [f"text number {i}" for i in range(300)]
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from synthetic import add_decomposition, make_run
 
 from npeff import cli
 from npeff.errors import UserError
 from npeff.explore.server import ExploreConfig, make_server
+from tests.synthetic import add_decomposition, make_run
 
 
 @pytest.fixture

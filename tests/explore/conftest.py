@@ -1,8 +1,0 @@
-"""Makes tests/synthetic.py importable, whichever tests are run."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
