@@ -53,9 +53,14 @@ def test_weights_come_back_bit_for_bit(prepared):
         assert prepared.model.fingerprint() != before
         weights.add(vector, -1e-3)
     assert prepared.model.fingerprint() == before
-    with pytest.raises(KeyboardInterrupt), EditedWeights(prepared.selection.modules) as weights:
-        weights.add(vector, 3.0)
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with EditedWeights(prepared.selection.modules) as weights:
+            weights.add(vector, 3.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert prepared.model.fingerprint() == before
     # a failure in the middle of a change: the second module's part has a wrong shape
     names = list(vector)

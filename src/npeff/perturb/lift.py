@@ -1,7 +1,7 @@
 """Lifting: the sum of rows that a vector of the sketch is, formed of the unprojected gradients.
 
-A stored row is the sketch of v J / c, with v an output direction, J = ∂z/∂θ and c its norm. So Σ α · row is the sketch of
-Σ (α/c) v J: a backward pass in which an example's output gradient is (α/c) v. Several vectors share the forward pass
+A stored row is the sketch of v J / c, with v an output direction, J = ∂z/∂θ and c a norm. So Σ α · row is the sketch
+of Σ (α/c) v J: a backward pass in which an example's output gradient is (α/c) v. Several vectors share the forward pass
 and the output gradients δ of every direction; each adds only Σ_t (α/c) δ_t x_tᵀ of its own.
 """
 

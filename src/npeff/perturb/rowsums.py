@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +68,7 @@ def component_sums(decomposition: Decomposition, source: RowSource, mix: torch.T
 
     NPEFF: at a stationary point H = M⁻¹T with M = (WᵀW)∘(HHᵀ) and T_j = Σ_i W_ij (G_iᵀG_i) h_j, so the weight of row
     g in h_j is Σ_l (M⁻¹)_jl W_il ⟨g, h_l⟩. Away from one the sums are those of M⁻¹T, the solver's next H. Clusters: the
-    mean of unit gradients. SVD: v_j = Σ_i (u_ij σ_j / σ_j²) g_i. Reads the rows twice, in blocks; holds J · rows numbers.
+    mean of unit gradients. SVD: v_j = Σ_i (u_ij σ_j / σ_j²) g_i. Reads the rows twice; holds J · rows numbers.
     """
     check_method(decomposition)
     H = decomposition.components.float()
@@ -101,7 +101,7 @@ def _inner(method: str, block: Block, W: torch.Tensor, H: torch.Tensor, rows: to
 
 
 def truncate(
-    sums: RowSums, sources: dict[str, RowSource], fidelity: float, chunk: int = 1024
+    sums: RowSums, sources: Mapping[str, RowSource], fidelity: float, chunk: int = 1024
 ) -> tuple[RowSums, list[int], list[float]]:
     """Keep the examples with the largest share in each vector, as few as reach a cosine of `fidelity` with it.
 
@@ -143,7 +143,7 @@ def truncate(
 
 
 def _example_sizes(
-    sums: RowSums, sources: dict[str, RowSource], owners: dict[str, np.ndarray], chunk: int
+    sums: RowSums, sources: Mapping[str, RowSource], owners: dict[str, np.ndarray], chunk: int
 ) -> np.ndarray:
     """√Σ_k (weight · ‖row k‖)² of each example in each vector, [J, m]."""
     J = len(sums.vectors)

@@ -66,7 +66,7 @@ class Sensed:
     entries: int
     """Numbers that are not zero."""
     residual: float
-    """‖Au − h‖ / ‖h‖ at the best length of u."""
+    """‖Au - h‖ / ‖h‖ at the best length of u."""
     iterations: int
 
 
@@ -146,7 +146,7 @@ def sense(scaled: Scaled, h: torch.Tensor, config: SensingConfig = SensingConfig
 class _State:
     u: Parameters
     residual: torch.Tensor
-    """h − Au."""
+    """h - Au, float32 [p]."""
 
     def objective(self, mu: float) -> float:
         size = sum(float(part.abs().sum(dtype=torch.float64)) for part in self.u.values())
@@ -214,7 +214,7 @@ def plant(sketch: Sketch, entries: int, seed: int = 0) -> Parameters:
     places = torch.randperm(int(sizes.sum()), generator=generator)[:entries]
     flat = torch.zeros(int(sizes.sum()))
     flat[places] = (torch.randint(2, (len(places),), generator=generator) * 2.0 - 1) / math.sqrt(len(places))
-    parts = flat.split(sizes.tolist())
+    parts = torch.tensor_split(flat, sizes.cumsum(0)[:-1])
     return {m.name: part.view(m.shape).to(sketch.device) for m, part in zip(modules, parts, strict=True)}
 
 
@@ -225,8 +225,8 @@ def check_sketch(scaled: Scaled) -> float:
         options = scaled.sketch.config
         raise UserError(
             f"Compressed sensing cannot invert this run's sketch ({options.sketch}, p = {options.dim}"
-            f"{f', {options.copies} copies' if options.sketch == 'kron' else ''}): a planted vector of {PLANTED} entries "
-            f"comes back with a cosine of {cosine:.2f}. What works: --sketch sparse or kron (with --copies 4 if need be) "
+            f"{f', {options.copies} copies' if options.sketch == 'kron' else ''}): a planted vector of {PLANTED} "
+            f"entries comes back with a cosine of {cosine:.2f}. What works: --sketch sparse, or kron with --copies 4, "
             f"and a larger --dim, as 16384. Or use --way lift, which works with every sketch."
         )
     return cosine

@@ -1,0 +1,165 @@
+"""What a perturbation does: to the component's top examples, to related ones, and to random ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from npeff.collect import Prepared
+from npeff.perturb.divergence import Divergence, find_magnitude
+from npeff.perturb.lift import Parameters
+from npeff.perturb.plan import Plan, Tops
+from npeff.perturb.selective import read_fishers
+from npeff.perturb.weights import EditedWeights
+from npeff.store import Run
+
+SMALLEST = 1e-12
+"""Divergences are not told apart below this; it keeps ratios finite."""
+CURVE = tuple(2.0**power for power in range(-4, 4))
+"""Magnitudes of a curve, as multiples of the one of the evaluation."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One component, perturbed along one sign of its direction."""
+
+    order: str
+    sign: int
+    magnitude: float
+    """Euclidean length of the change of the parameters."""
+    top_kl: float
+    related_kl: float | None
+    random_kl: float
+    ratio: float
+    """Mean KL of top examples ÷ mean KL of random ones."""
+    norm_ratio: float
+    """The same of the norms of their Fishers: how much more sensitive top examples are to anything."""
+    flipped: dict[str, int]
+    """Predictions that changed among top, related and random examples."""
+    accuracy: dict[str, tuple[float, float] | None]
+    """Accuracy before and after on each of them; None without labels."""
+
+
+class Evaluator:
+    """Measures perturbations of a run's model. The model's weights are those of before whenever a method returns."""
+
+    def __init__(self, run: Run, prepared: Prepared, prompts: Sequence[Sequence[int]], plan: Plan) -> None:
+        self.run, self.prepared, self.prompts, self.plan = run, prepared, prompts, plan
+        self._random = Divergence(prepared, prompts, plan.random.tolist())
+        table = run.table
+        self._norms = table["pef_norm"].to_numpy() if "pef_norm" in table.column_names else np.ones(len(table))
+        self._labels = table["label"].fill_null(-1).to_numpy()
+
+    def evaluate(
+        self, tops: Tops, vector: Parameters, magnitude: float | None, target_kl: float, start: float = 1.0
+    ) -> list[Outcome]:
+        """Both signs of a unit vector, at a fixed magnitude or at the one that gives top examples `target_kl`."""
+        groups = self._groups(tops)
+        outcomes = []
+        with EditedWeights(self.prepared.selection.modules) as weights:
+            for sign in (1, -1):
+
+                def top_kl(size: float, sign: int = sign) -> float:
+                    weights.add(vector, sign * size)
+                    return float(groups["top"].measure()[0].mean())
+
+                size = magnitude if magnitude is not None else find_magnitude(top_kl, target_kl, start)[0]
+                start = size
+                weights.add(vector, sign * size)
+                outcomes.append(self._outcome(tops, sign, size, groups))
+        return outcomes
+
+    def curve(self, tops: Tops, vector: Parameters, outcome: Outcome) -> list[dict[str, float]]:
+        """Divergences and ratio at multiples of an outcome's magnitude."""
+        top, points = self._groups(tops)["top"], []
+        with EditedWeights(self.prepared.selection.modules) as weights:
+            for factor in CURVE:
+                weights.add(vector, outcome.sign * outcome.magnitude * factor)
+                on_top, on_random = float(top.measure()[0].mean()), float(self._random.measure()[0].mean())
+                points.append(
+                    {
+                        "magnitude": outcome.magnitude * factor,
+                        "top_kl": on_top,
+                        "random_kl": on_random,
+                        "ratio": ratio(on_top, on_random),
+                    }
+                )
+        return points
+
+    def predict(self, tops: Tops, sketched: torch.Tensor) -> tuple[float, float] | None:
+        """Second-order KL of top and of random examples for a change of length 1, from the sketch [p] of the unit
+        vector; None for a run without Fishers."""
+        if "fisher" not in self.run.manifest["identity"]["collected"]:
+            return None
+        top, random = (
+            float(read_fishers(self.run, examples).effects(sketched[None]).mean())
+            for examples in (tops.top, self.plan.random)
+        )
+        return top, random
+
+    def _groups(self, tops: Tops) -> dict[str, Divergence]:
+        groups = {"top": Divergence(self.prepared, self.prompts, tops.top.tolist()), "random": self._random}
+        if len(tops.related):
+            groups["related"] = Divergence(self.prepared, self.prompts, tops.related.tolist())
+        return groups
+
+    def _outcome(self, tops: Tops, sign: int, magnitude: float, groups: dict[str, Divergence]) -> Outcome:
+        means: dict[str, float] = {}
+        flipped: dict[str, int] = {}
+        accuracy: dict[str, tuple[float, float] | None] = {}
+        for name, group in groups.items():
+            kl, predictions = group.measure()
+            means[name] = float(kl.mean())
+            flipped[name] = int((predictions != group.predictions).sum())
+            labels = self._labels[group.examples]
+            known = labels >= 0
+            accuracy[name] = (
+                (
+                    float((group.predictions == labels)[known].mean()),
+                    float((predictions == labels)[known].mean()),
+                )
+                if known.any()
+                else None
+            )
+        norms = [float(self._norms[examples].mean()) for examples in (tops.top, self.plan.random)]
+        return Outcome(
+            order=tops.order,
+            sign=sign,
+            magnitude=magnitude,
+            top_kl=means["top"],
+            related_kl=means.get("related"),
+            random_kl=means["random"],
+            ratio=ratio(means["top"], means["random"]),
+            norm_ratio=ratio(*norms),
+            flipped=flipped,
+            accuracy=accuracy,
+        )
+
+
+def ratio(above: float, below: float) -> float:
+    """above / below, finite also where nothing happens."""
+    return max(above, SMALLEST) / max(below, SMALLEST)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Geometric mean of positive numbers; NaN of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Geometric means over components, each by its best sign and order, as in the paper's table."""
+    best = [record["best"] for record in records]
+    predicted = [outcome["predicted_ratio"] for outcome in best if outcome["predicted_ratio"] is not None]
+    return {
+        "components": len(records),
+        "kl_ratio": geometric_mean(outcome["ratio"] for outcome in best),
+        "norm_ratio": geometric_mean(outcome["norm_ratio"] for outcome in best),
+        "predicted_ratio": geometric_mean(predicted) if predicted else None,
+        "fidelity": min((record["fidelity"] for record in records), default=math.nan),
+    }

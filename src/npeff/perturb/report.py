@@ -1,0 +1,120 @@
+"""Tables and figures of perturbations."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from npeff.files import whole_file, write_json
+from npeff.perturb.evaluate import summary
+from npeff.perturb.places import Place, by_layer_and_kind
+
+COLUMNS = ("ratio", "predicted_ratio", "norm_ratio", "magnitude", "top_kl", "related_kl", "random_kl")
+
+
+def write_report(folder: Path, records: Sequence[dict[str, Any]], notes: dict[str, Any]) -> dict[str, Any]:
+    """Write results.json, results.csv, table.md and the figures; returns the summary."""
+    found = summary(records)
+    write_json(folder / "results.json", {"summary": found, "notes": notes, "components": list(records)})
+    _write_text(folder / "results.csv", _csv(records))
+    _write_text(folder / "table.md", _markdown(records, found))
+    if any(record["curve"] for record in records):
+        _draw_curves(folder / "curve.png", records)
+    _draw_places(folder / "where.png", records)
+    return found
+
+
+def _write_text(path: Path, text: str) -> None:
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _csv(records: Sequence[dict[str, Any]]) -> str:
+    """One line for every component, order and sign."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["component", "fidelity", "order", "sign", *COLUMNS, "flipped_top", "flipped_random"])
+    for record in records:
+        for outcome in record["outcomes"]:
+            flipped = outcome["flipped"]
+            values = [outcome[name] for name in COLUMNS]
+            head = [record["component"], record["fidelity"], outcome["order"], outcome["sign"]]
+            writer.writerow([*head, *values, flipped["top"], flipped["random"]])
+    return text.getvalue()
+
+
+def _markdown(records: Sequence[dict[str, Any]], found: dict[str, Any]) -> str:
+    """The best sign and order of every component, and geometric means."""
+    lines = [
+        "| component | KL ratio | predicted | norm ratio | magnitude | KL top | KL random | flipped top | random |"
+        " accuracy top | random | fidelity |",
+        "|---" * 12 + "|",
+    ]
+    for record in records:
+        best = record["best"]
+        accuracies = [_arrow(best["accuracy"].get(group)) for group in ("top", "random")]
+        lines.append(
+            f"| {record['component']} | {best['ratio']:.3g} | {_number(best['predicted_ratio'])} | "
+            f"{best['norm_ratio']:.2f} | {best['magnitude']:.3g} | {best['top_kl']:.3g} | {best['random_kl']:.3g} | "
+            f"{best['flipped']['top']} | {best['flipped']['random']} | {accuracies[0]} | {accuracies[1]} | "
+            f"{record['fidelity']:.3f} |"
+        )
+    lines.append(
+        f"| geometric mean | **{found['kl_ratio']:.3g}** | {_number(found['predicted_ratio'])} | "
+        f"{found['norm_ratio']:.2f} |" + " |" * 8
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _arrow(pair: Sequence[float] | None) -> str:
+    return "" if pair is None else f"{pair[0]:.0%} → {pair[1]:.0%}"
+
+
+def _draw_curves(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for record in records:
+        if record["curve"]:
+            points = record["curve"]
+            axes.plot(
+                [point["magnitude"] for point in points],
+                [point["ratio"] for point in points],
+                marker=".",
+                label=str(record["component"]),
+            )
+    axes.set(xscale="log", yscale="log", xlabel="length of the change", ylabel="KL of top ÷ KL of random examples")
+    axes.legend(title="component", fontsize="small", ncols=2)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+
+
+def _draw_places(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """A heat map for every component, at most 12: share of the squared length by layer and kind of module."""
+    from matplotlib.figure import Figure
+
+    shown = list(records)[:12]
+    columns = min(4, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(3 * columns, 3.2 * rows), layout="constrained")
+    for number, record in enumerate(shown):
+        places = [Place(**place) for place in record["where"]]
+        layers, kinds, shares = by_layer_and_kind(places)
+        axes = figure.add_subplot(rows, columns, number + 1)
+        image = axes.imshow(shares, aspect="auto", cmap="viridis", vmin=0)
+        axes.set_title(f"component {record['component']}", fontsize="small")
+        axes.set_xticks(range(len(kinds)), [kind.split(".")[-1] for kind in kinds], rotation=90, fontsize="x-small")
+        shown_layers = range(0, len(layers), max(1, len(layers) // 6))
+        axes.set_yticks(shown_layers, [str(layers[place]) for place in shown_layers])
+        axes.set_ylabel("layer")
+        figure.colorbar(image, ax=axes, shrink=0.8)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)

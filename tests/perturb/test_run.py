@@ -1,0 +1,240 @@
+"""The command: results, resume, what it writes, and what a user can get wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from npeff.configs import from_dict, to_dict
+from npeff.decompose.run import open_decomposition
+from npeff.errors import UserError
+from npeff.models import ModelConfig, load_model
+from npeff.perturb import PerturbConfig, make_plan, perturb, plan_directions
+from npeff.perturb import run as command
+from npeff.perturb.evaluate import geometric_mean
+from npeff.perturb.places import by_layer_and_kind, find_places, largest_entries, low_rank, split_name
+from npeff.perturb.sensing import SensingConfig
+from npeff.store import Run
+from tests import tiny
+
+
+@pytest.fixture
+def config(run, tmp_path):
+    """A config for a copy of the run, so that tests do not see each other's results."""
+    shutil.copytree(run.path, tmp_path / "run")
+    return PerturbConfig(
+        run=str(tmp_path / "run"),
+        decomposition="npeff",
+        components=(1, 4),
+        direction="reject",
+        top=4,
+        random=16,
+        target_kl=1e-3,
+        device="cpu",
+    )
+
+
+def change(config, **changes):
+    return from_dict(PerturbConfig, to_dict(config) | changes)
+
+
+def results(config, label):
+    folder = Run.open(config.run).path / "perturbations" / label
+    return folder, json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def test_perturb_measures_both_signs_at_equal_effect(config):
+    found = perturb(change(config, curve=True))
+    folder, saved = results(config, "npeff-reject-lift")
+    assert [record["component"] for record in saved["components"]] == [1, 4]
+    assert found["kl_ratio"] == pytest.approx(geometric_mean(r["best"]["ratio"] for r in saved["components"]))
+    for record in saved["components"]:
+        assert record["fidelity"] > 0.98
+        assert [outcome["sign"] for outcome in record["outcomes"]] == [1, -1]
+        for outcome in record["outcomes"]:
+            assert outcome["top_kl"] == pytest.approx(1e-3, rel=0.05)
+            assert outcome["ratio"] == pytest.approx(outcome["top_kl"] / outcome["random_kl"])
+            assert set(outcome["accuracy"]) == {"top", "related", "random"}
+        assert record["best"]["ratio"] == max(outcome["ratio"] for outcome in record["outcomes"])
+        assert record["best"]["ratio"] == pytest.approx(record["best"]["predicted_ratio"], rel=0.3)
+        assert sum(place["share"] for place in record["where"]) == pytest.approx(1)
+        assert len(record["curve"]) == 8
+    assert {"results.csv", "table.md", "curve.png", "where.png", "config.json"} <= {p.name for p in folder.iterdir()}
+
+
+def test_whitening_uses_no_evaluation_example_and_beats_plain(config):
+    run = Run.open(config.run)
+    decomposition = open_decomposition(run, "npeff")
+    plan = make_plan(run, decomposition, (1, 4), 8, 4, 16, 0)
+    directions = plan_directions(run, decomposition, plan, "whiten")
+    plain = plan_directions(run, decomposition, plan, "plain")
+    difference = (directions.sums.weights["fisher"] - plain.sums.weights["fisher"]).numpy()
+    for j, number in enumerate(plan.components):
+        assert not difference[j][plan.random].any()
+        assert not difference[j][plan.top_examples(number)].any()
+        assert difference[j].any()
+    rows = run.source("fisher").read(0, 40)
+    torch.testing.assert_close(directions.sums.weights["fisher"] @ rows, directions.sums.vectors, rtol=1e-3, atol=1e-4)
+    ratios = {name: perturb(change(config, direction=name))["kl_ratio"] for name in ("whiten", "plain")}
+    assert ratios["whiten"] > ratios["plain"]
+
+
+@pytest.mark.parametrize("method", ["gnpeff", "clusters", "svd-gradients"])
+def test_other_methods(config, method):
+    perturb(change(config, decomposition=method, components=[], count=2, top=3, magnitude=0.05, direction="whiten"))
+    _, saved = results(config, f"{method}-whiten-lift")
+    assert len(saved["components"]) == 2
+    for record in saved["components"]:
+        orders = {outcome["order"] for outcome in record["outcomes"]}
+        assert orders == ({"positive", "negative", "absolute"} if method == "svd-gradients" else {"positive"})
+        assert all(outcome["magnitude"] == 0.05 for outcome in record["outcomes"])
+        assert record["fidelity"] > 0.98
+
+
+def test_sensing(config):
+    sensing = to_dict(SensingConfig(inner_iterations=5, long_steps=True))
+    perturb(change(config, way="sensing", sensing=sensing))
+    _, saved = results(config, "npeff-reject-sensing")
+    for record in saved["components"]:
+        assert record["entries"] > 0
+        assert record["residual"] < 0.5
+        assert record["planted_cosine"] > 0.9
+        assert record["fidelity"] == pytest.approx((1 - record["residual"] ** 2) ** 0.5, abs=0.01)
+
+
+def test_a_stopped_command_continues(config, monkeypatch):
+    whole = change(config, label="whole")
+    perturb(whole)
+    expected = results(config, "whole")[1]
+    broken = change(config, label="broken")
+    record = command._Session._record
+
+    def stop_at_four(session, number, *rest):
+        if number == 4:
+            raise KeyboardInterrupt
+        return record(session, number, *rest)
+
+    monkeypatch.setattr(command._Session, "_record", stop_at_four)
+    with pytest.raises(KeyboardInterrupt):
+        perturb(broken)
+    monkeypatch.setattr(command._Session, "_record", record)
+    done = []
+    monkeypatch.setattr(
+        command._Session,
+        "_record",
+        lambda session, number, *rest: done.append(number) or record(session, number, *rest),
+    )
+    perturb(broken)
+    assert done == [4]
+    again = results(config, "broken")[1]
+    for before, after in zip(expected["components"], again["components"], strict=True):
+        assert after["best"]["ratio"] == pytest.approx(before["best"]["ratio"], rel=1e-3)
+    monkeypatch.setattr(command, "prepare_run", None)  # nothing is left to do, so no model is loaded
+    perturb(broken)
+    with pytest.raises(UserError, match="other options"):
+        perturb(change(broken, target_kl=0.5))
+
+
+def test_what_is_saved_is_what_was_measured(config, model_directory):
+    """Delta, model and adapter all lead to the perturbed weights."""
+    original = dict(load_model(ModelConfig(model=str(model_directory), device="cpu")).network.named_parameters())
+    for kind in ("delta", "model", "adapter"):
+        perturb(change(config, components=[1], save=kind, label=kind, adapter_share=0.999, adapter_rank=64))
+    folder, saved = results(config, "delta")
+    delta = load_file(folder / "delta" / "00001.safetensors")
+    best = saved["components"][0]["best"]
+    length = sum(float(part.double().square().sum()) for part in delta.values()) ** 0.5
+    assert length == pytest.approx(best["magnitude"], rel=1e-4)
+    model = load_model(ModelConfig(model=str(results(config, "model")[0] / "model" / "00001"), device="cpu"))
+    for name, parameter in model.network.named_parameters():
+        torch.testing.assert_close(parameter, original[name] + delta.get(name, 0), rtol=0, atol=1e-6)
+    folder, saved = results(config, "adapter")
+    adapter = load_file(folder / "adapter" / "00001" / "adapter_model.safetensors")
+    assert saved["components"][0]["saved"]["kept"] > 0.9
+    name = "model.layers.1.mlp.down_proj"
+    A, B = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+    error = (B @ A - delta[f"{name}.weight"]).norm() / delta[f"{name}.weight"].norm()
+    assert error < 0.04
+    with pytest.raises(UserError, match="No small adapter"):
+        perturb(change(config, components=[1], save="adapter", label="small", adapter_share=0.999, adapter_rank=1))
+
+
+def test_where_it_lives():
+    network = tiny.network("gpt2")
+    from npeff.models import select_parameters
+
+    selection = select_parameters(network)
+    generator = torch.Generator().manual_seed(0)
+    vector = {m.name: torch.randn(m.shape, generator=generator) * 1e-3 for m in selection.modules}
+    module = next(m for m in selection.modules if m.name == "transformer.h.1.mlp.c_fc")
+    vector[module.name][5, 7] = 3.0
+    vector[module.name][2, -1] = -2.0
+    places = {place.module: place for place in find_places(vector)}
+    assert places[module.name].share > 0.9
+    assert (places[module.name].layer, places[module.name].kind) == (1, "mlp.c_fc")
+    assert places[module.name].ranks[1] == pytest.approx(9 / 13, abs=0.05)
+    assert places[module.name].ranks[4] > 0.99
+    largest = largest_entries(selection, vector, 2)
+    assert largest[0]["parameter"] == f"{module.name}.weight"
+    assert largest[0]["index"] == [7, 5]  # Conv1D keeps its weight as d_in × d_out
+    assert largest[1]["parameter"] == f"{module.name}.bias"
+    assert largest[1]["index"] == [2]
+    layers, kinds, shares = by_layer_and_kind(list(places.values()))
+    assert layers == [0, 1]
+    assert np.sum(shares) == pytest.approx(1)
+    assert shares[1][kinds.index("mlp.c_fc")] == places[module.name].share
+    assert split_name("lm_head") == (-1, "lm_head")
+    B, A, kept = low_rank(vector[module.name], 0.95)
+    assert A.shape[0] == 2
+    assert kept > 0.95
+    assert B.shape == (module.shape[0], 2)
+
+
+def test_bad_input(config, tmp_path, run):
+    with pytest.raises(UserError, match="no component 99"):
+        perturb(change(config, components=[99]))
+    with pytest.raises(UserError, match="too few"):
+        perturb(change(config, random=1000))
+    with pytest.raises(UserError, match="no decomposition"):
+        perturb(change(config, decomposition="nothing"))
+    for wrong in ({"fidelity": 0.0}, {"top": 0}, {"target_kl": 0.0}, {"label": "../x"}, {"magnitude": -1.0}):
+        with pytest.raises(UserError):
+            change(config, **wrong)
+    with pytest.raises(UserError, match="cannot be lifted"):
+        lifted_with_rank(run)
+
+
+def lifted_with_rank(run):
+    from npeff.collect import prepare_run
+    from npeff.configs import replace
+    from npeff.directions import DirectionsConfig
+    from npeff.perturb import Lifter
+
+    prepared = prepare_run(run, "cpu")
+    reduced = replace(prepared.config, directions=DirectionsConfig("exact", rank=1))
+    Lifter(run, replace(prepared, config=reduced), [])
+
+
+def test_changed_model_and_changed_texts_are_refused(config, run):
+    manifest_path = Run.open(config.run).path / "manifest.json"
+    manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+    table_path = manifest_path.parent / "examples.parquet"
+    table = pq.read_table(table_path)
+    texts = table["text"].to_pylist()
+    place = table.column_names.index("text")
+    pq.write_table(table.set_column(place, "text", pa.array(["new", *texts[1:]], pa.string())), table_path)
+    with pytest.raises(UserError, match="not the one that was collected"):
+        perturb(config)
+    pq.write_table(table, table_path)
+    other = tiny.save(manifest_path.parent.parent / "other", seed=1)
+    manifest["config"]["model"]["model"] = str(other)
+    manifest_path.write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(UserError, match="no longer the one"):
+        perturb(config)
