@@ -37,19 +37,21 @@ class Npeff(Decomposition, method="npeff"):
         if rotation:
             H = rotation.lift(H)
             del rotation
-            blocks = Blocks(source, config.chunk, device)
+            blocks = Blocks(source, config.chunk, device)  # the same examples in each
         norms = H.norm(dim=1)
         self.components = (H / torch.where(norms > 0, norms, 1.0)[:, None]).cpu()
         # `paper` keeps the coefficients that its algorithm ends with
         sweeps = FINAL_SWEEPS if config.solver == "als" else 0
-        self.coefficients, self.residuals = self._explain(blocks, W.mul_(norms.square().cpu()), sweeps)
+        for part in W:
+            part.mul_(norms.square())
+        self.coefficients, self.residuals = self._explain(blocks, W, sweeps)
         self.history.add(float(self.residuals.double().sum()) / blocks.nonzero, stage=self.history.steps[-1].stage)
         return self
 
     def _solve(
         self, source: RowSource, device: torch.device, memory: float
-    ) -> tuple[torch.Tensor, torch.Tensor, Blocks]:
-        """H [C, p] and W [m, C] as the solver leaves them, and the blocks that it used."""
+    ) -> tuple[torch.Tensor, list[torch.Tensor], Blocks]:
+        """H [C, p] and W [n, C] of each block as the solver leaves them, and the blocks that it used."""
         config, C = self.config, self.config.components
         products = 12.0 * float(np.sum(source.ranks)) * C
         keep_products = config.solver == "als" and products <= memory
@@ -63,26 +65,22 @@ class Npeff(Decomposition, method="npeff"):
             solver = Paper(blocks, *start(blocks, C, config.seed), config)
         solver.run(self.checkpoint, self.quiet)
         self.history = solver.history
-        H, parts = solver.H, solver.coefficient_parts()
-        del solver  # and with it the products, before coefficients of all examples are put together
-        return H, blocks.gather(parts), blocks
+        return solver.H, solver.coefficient_parts(), blocks
 
     def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
         check_dim(source, self.components)
         return self._explain(Blocks(source, self.config.chunk, pick_device(self.config.device)))
 
     def _explain(
-        self, blocks: Blocks, warm: torch.Tensor | None = None, sweeps: int = FINAL_SWEEPS
+        self, blocks: Blocks, warm: list[torch.Tensor] | None = None, sweeps: int = FINAL_SWEEPS
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Coefficients [m, C] and residuals [m], from coefficients `warm` [m, C] if there are some."""
+        """Coefficients [m, C] and residuals [m], from coefficients `warm` [n, C] of each block (used up) if given."""
         H = self.components.to(blocks.device)
         Q = gram(H).square().float()
         coefficients, residuals = [], []
         for block, rows in blocks:
             N = block.sum_rows(block.scaled(H @ rows.T).square())
-            W = torch.zeros_like(N)
-            if warm is not None:
-                W.copy_(warm[block.start : block.stop].T)
+            W = warm.pop(0).T.contiguous() if warm else torch.zeros_like(N)
             fit_coefficients(W, N, Q, sweeps, FINAL_TOLERANCE)
             coefficients.append(W.T)
             residuals.append(example_losses(W, N, Q, block.norms).clamp_(min=0))
