@@ -51,7 +51,7 @@ def results(config, label):
 
 
 def test_perturb_measures_both_signs_at_equal_effect(config):
-    found = perturb(change(config, curve=True))
+    found = perturb(change(config, curve=[2.0, 0.1]))
     folder, saved = results(config, "npeff-reject-lift")
     assert [record["component"] for record in saved["components"]] == [1, 4]
     assert found["kl_ratio"] == pytest.approx(geometric_mean(r["best"]["ratio"] for r in saved["components"]))
@@ -65,7 +65,10 @@ def test_perturb_measures_both_signs_at_equal_effect(config):
         assert record["best"]["ratio"] == max(outcome["ratio"] for outcome in record["outcomes"])
         assert record["best"]["ratio"] == pytest.approx(record["best"]["predicted_ratio"], rel=0.3)
         assert sum(place["share"] for place in record["where"]) == pytest.approx(1)
-        assert len(record["curve"]) == 8
+        small, large = record["curve"]
+        assert small["magnitude"] == pytest.approx(0.1 * record["best"]["magnitude"])
+        assert small["top_kl"] < record["best"]["top_kl"] < large["top_kl"]
+        assert small["ratio"] == pytest.approx(record["best"]["predicted_ratio"], rel=0.15)
     assert {"results.csv", "table.md", "curve.png", "where.png", "config.json"} <= {p.name for p in folder.iterdir()}
 
 
@@ -204,7 +207,14 @@ def test_bad_input(config, tmp_path, run):
         perturb(change(config, random=1000))
     with pytest.raises(UserError, match="no decomposition"):
         perturb(change(config, decomposition="nothing"))
-    for wrong in ({"fidelity": 0.0}, {"top": 0}, {"target_kl": 0.0}, {"label": "../x"}, {"magnitude": -1.0}):
+    for wrong in (
+        {"fidelity": 0.0},
+        {"top": 0},
+        {"target_kl": 0.0},
+        {"label": "../x"},
+        {"magnitude": -1.0},
+        {"curve": [0.0]},
+    ):
         with pytest.raises(UserError):
             change(config, **wrong)
     with pytest.raises(UserError, match="cannot be lifted"):

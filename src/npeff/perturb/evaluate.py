@@ -20,8 +20,6 @@ from npeff.store import Run
 
 SMALLEST = 1e-12
 """Divergences are not told apart below this; it keeps ratios finite."""
-CURVE = tuple(2.0**power for power in range(-4, 4))
-"""Magnitudes of a curve, as multiples of the one of the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,13 @@ class Evaluator:
                 outcomes.append(self._outcome(tops, sign, size, groups))
         return outcomes
 
-    def curve(self, tops: Tops, vector: Parameters, outcome: Outcome) -> list[dict[str, float]]:
+    def curve(
+        self, tops: Tops, vector: Parameters, outcome: Outcome, factors: Sequence[float]
+    ) -> list[dict[str, float]]:
         """Divergences and ratio at multiples of an outcome's magnitude."""
         top, points = self._groups(tops)["top"], []
         with EditedWeights(self.prepared.selection.modules) as weights:
-            for factor in CURVE:
+            for factor in factors:
                 weights.add(vector, outcome.sign * outcome.magnitude * factor)
                 on_top, on_random = float(top.measure()[0].mean()), float(self._random.measure()[0].mean())
                 points.append(

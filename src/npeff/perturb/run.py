@@ -70,8 +70,8 @@ class PerturbConfig:
     """Length of the change (20 in the paper); without it, the length that gives top examples --target-kl."""
     target_kl: float = 0.1
     """Mean KL divergence of top examples to reach, so that methods are compared at equal effect."""
-    curve: bool = False
-    """Also measure the ratio at an eighth to eight times the magnitude, for a figure."""
+    curve: tuple[float, ...] = ()
+    """Also measure the ratio at these multiples of the magnitude, as 0.1 0.3 1 3, for a figure."""
     save: Literal["nothing", "delta", "adapter", "model"] = "nothing"
     """Write the change of the best sign: alone, as a low-rank adapter (PEFT's layout), or in a copy of the model."""
     adapter_share: float = 0.9
@@ -97,6 +97,8 @@ class PerturbConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"--{name.replace('_', '-')} should be above 0, not {value}.")
+        if any(not factor > 0 for factor in self.curve):
+            raise UserError("--curve takes multiples above 0.")
         for name in ("fidelity", "threshold", "adapter_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise UserError(f"--{name.replace('_', '-')} should be above 0 and at most 1.")
@@ -247,7 +249,7 @@ class _Session:
             **about,
             "best": best[2],
             "outcomes": outcomes,
-            "curve": self.evaluator.curve(best[0], vector, best[1]) if self.config.curve else [],
+            "curve": self.evaluator.curve(best[0], vector, best[1], sorted(self.config.curve)),
             "where": [dataclasses.asdict(place) for place in find_places(vector)],
             "largest": largest_entries(self.prepared.selection, vector),
         }
