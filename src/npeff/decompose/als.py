@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -56,14 +57,11 @@ class Als:
         device, (C, p) = blocks.device, H.shape
         self.H = H.to(device, torch.float32).contiguous()
         self.T, self.step, self.previous = (torch.empty(C, p, device=device) for _ in range(3))
+        examples, rows = [block.examples for block in blocks.blocks], [block.rows for block in blocks.blocks]
+        W, trial = matrices(C, examples, device), matrices(C, examples, device)
+        products = [matrices(C, rows, device) for _ in range(3 if keep_products else 0)]
         self.parts = [
-            _Part(
-                block,
-                torch.zeros(C, block.examples, device=device),
-                torch.empty(C, block.examples, device=device),
-                [torch.empty(C, block.rows, device=device) for _ in range(3 if keep_products else 0)],
-            )
-            for block in blocks.blocks
+            _Part(block, W[i], trial[i], [kind[i] for kind in products]) for i, block in enumerate(blocks.blocks)
         ]
         self.keep = keep_products
         self.norms = float(blocks.nonzero)
@@ -286,6 +284,16 @@ class Als:
     def coefficient_parts(self) -> list[torch.Tensor]:
         """W of each block, [n, C]."""
         return [part.W.T for part in self.parts]
+
+
+def matrices(rows: int, columns: list[int], device: torch.device) -> list[torch.Tensor]:
+    """Zero matrices [rows, n], one for each n of `columns`.
+
+    They share one allocation: the system gets it back whole, which it would not with thousands of small ones.
+    """
+    flat = torch.zeros(rows * sum(columns), device=device)
+    ends = [0, *accumulate(rows * n for n in columns)]
+    return [flat[start:end].view(rows, n) for (start, end), n in zip(pairwise(ends), columns, strict=True)]
 
 
 def gram(H: torch.Tensor) -> torch.Tensor:
