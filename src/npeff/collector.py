@@ -120,7 +120,7 @@ class Collector:
             assert kept is not None
             used = V[:, :count].abs().amax(2) > 0
             rows = rows[:, :count]
-            if self.directions.rank is not None and self.directions.rank < count:
+            if self.directions.rank is not None:
                 rows, share = reduce_rank(rows, self.directions.rank)
                 kept, used = kept * share, used[:, : self.directions.rank]
             gram = (rows @ rows.mT).double()

@@ -117,14 +117,21 @@ def _orthonormal(vectors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _scaled_eigenvectors(S: torch.Tensor, count: int) -> torch.Tensor:
-    values, vectors = torch.linalg.eigh(S)
+    values, vectors = _leading(S, count)
+    return vectors * values.clamp_min(0).sqrt()[:, :, None]
+
+
+def _leading(matrices: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest eigenvalues [B, count] of symmetric matrices, and their eigenvectors [B, count, n].
+
+    An eigenvector's sign is arbitrary, so it is fixed: the first of its largest entries is positive. Entries count as
+    equal up to rounding; for two answers they always are, and rounding would otherwise decide.
+    """
+    values, vectors = torch.linalg.eigh(matrices)
     values, vectors = values[:, -count:].flip(1), vectors[:, :, -count:].flip(2).mT
-    # An eigenvector's sign is arbitrary, so it is fixed: the first of its largest entries is positive. Entries count as
-    # equal up to rounding; for two answers they always are, and rounding would otherwise decide.
     size = vectors.abs()
     first = (size > (1 - 1e-6) * size.amax(2, keepdim=True)).int().argmax(2, keepdim=True)
-    largest = vectors.gather(2, first)
-    return vectors * largest.sign() * values.clamp_min(0).sqrt()[:, :, None]
+    return values, vectors * vectors.gather(2, first).sign()
 
 
 def _keep_share(V: torch.Tensor, p: torch.Tensor, share: float) -> torch.Tensor:
@@ -187,11 +194,12 @@ def combine_to_predicted(V: torch.Tensor, p: torch.Tensor) -> torch.Tensor | Non
 
 
 def reduce_rank(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best `rank` rows for GᵀG: rows [B, k, p] → ([B, rank, p], share of the trace that is left [B])."""
-    if rows.shape[1] <= rank:
-        return rows, torch.ones(len(rows), dtype=torch.float64, device=rows.device)
+    """The best `rank` rows for GᵀG: rows [B, k, p] → ([B, min(rank, k), p], share of the trace that is left [B]).
+
+    Also where k ≤ rank, so that an example's rows do not depend on how many rows the others of its batch need.
+    """
     gram = (rows @ rows.mT).double()
-    values, vectors = torch.linalg.eigh(gram)
-    top = vectors[:, :, -rank:].flip(2).mT
-    kept = values[:, -rank:].sum(1) / values.clamp_min(0).sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+    values, top = _leading(gram, min(rank, rows.shape[1]))
+    whole = gram.diagonal(dim1=1, dim2=2).sum(1)
+    kept = values.sum(1) / whole.clamp_min(torch.finfo(torch.float64).tiny)
     return top.to(rows.dtype) @ rows, kept
