@@ -237,6 +237,16 @@ def test_an_interrupted_run_continues_to_the_same_result(config, tmp_path, monke
     assert not list(Path(config.run, "shards").glob("*.json"))
 
 
+def test_a_lost_table_of_an_unfinished_run_is_written_again(config, tmp_path, monkeypatch):
+    whole = collect(with_run(config, tmp_path / "whole"))
+    monkeypatch.setattr(Run, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        collect(config)
+    monkeypatch.undo()
+    Path(config.run, "examples.parquet").write_bytes(b"nonsense")
+    assert collect(config).table.equals(whole.table)
+
+
 def test_kill_at_any_moment(config, tmp_path):
     whole = collect(with_run(config, tmp_path / "whole"))
     command = [sys.executable, "-m", "npeff.cli", *arguments(config)]
@@ -339,6 +349,26 @@ def test_another_config_is_refused_not_mixed(config, capsys):
     assert shard_hashes(config.run) == before
 
 
+def test_a_changed_task_file_is_refused(config, tmp_path, capsys):
+    task = tmp_path / "task.yaml"
+    values = {"prompt": "{text} It is", "answers": "tokens", "labels": ["bad", "good"], "label_map": {}}
+    values["label_map"] = {"negative": "bad", "positive": "good"}
+    task.write_text(yaml.safe_dump(values))
+    assert main(arguments(config, task=task)) == 0
+    fingerprint = Run.open(config.run).fingerprint
+    Path(config.run, "shards", "00001.safetensors").unlink()
+    examples = ({"text": "fine", "label": "good"},)
+    for change in ({"prompt": "{text} This is"}, {"labels": ["good", "bad"]}, {"few_shot": list(examples)}):
+        task.write_text(yaml.safe_dump(values | change))
+        refuse(arguments(config, task=task), capsys, "another config", "task.")
+        if "few_shot" not in change:  # the run keeps the prefix that it was collected with
+            refuse(["verify", config.run], capsys, "no longer the one")
+    task.write_text(yaml.safe_dump(values | {"prompt": "{text} This is"}))
+    other = Path(config.run).with_name("other")
+    assert main(["collect", str(other), *arguments(config, task=task)[2:]]) == 0
+    assert Run.open(other).fingerprint != fingerprint
+
+
 def test_changed_data_are_refused(config, tmp_path, capsys, review_file):
     data = tmp_path / "copy.jsonl"
     data.write_text(review_file.read_text())
@@ -356,6 +386,11 @@ def test_wrong_arguments(config, capsys, tmp_path):
     refuse(arguments(config, directions="most"), capsys, "most", "spectral:8")
     refuse(arguments(config, exclude="nothing*"), capsys, "nothing*")
     refuse(["colect", "x"], capsys, "colect")
+    # what is given as an argument is no option too: it would be taken and then ignored
+    for command in (["check", "m", "--task", "sst2"], ["check", "m", "--limit", "3"], ["params", "m", "--model", "n"]):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 2
     with pytest.raises(SystemExit) as ended:
         main([*arguments(config), "--batch-token", "3"])
     assert ended.value.code == 2
@@ -365,7 +400,15 @@ def test_wrong_arguments(config, capsys, tmp_path):
 def test_a_text_longer_than_the_context(config, tmp_path, capsys):
     data = tmp_path / "long.csv"
     data.write_text("text\nshort\n" + "long " * 200 + "\n")
-    refuse(arguments(config, data=data), capsys, "example 1", "row 3", "128")
+    refuse(arguments(config, data=data), capsys, "example 1", "row 3", "128", "--on-bad-example drop")
+    drop = {"on-bad-example": "drop"}
+    assert main(arguments(config, data=data, **drop)) == 0
+    assert "1 examples with more than 128 tokens (row 3)" in capsys.readouterr().out
+    assert Run.open(config.run).table["text"].to_pylist() == ["short"]
+    Path(config.run, "examples.parquet").unlink()
+    assert verify(VerifyConfig(config.run)) == ["examples.parquet"]
+    data.write_text("text\n" + "long " * 200 + "\n")
+    refuse(arguments(config, data=data, **drop), capsys, "No prompt fits")
 
 
 def test_labels_that_begin_alike(config, tmp_path, capsys):
@@ -393,6 +436,42 @@ def test_a_store_of_a_newer_version(config, capsys):
     refuse(["verify", config.run], capsys, "manifest.json")
     manifest.write_text(json.dumps({"format": 1}))
     refuse(["verify", config.run], capsys, "damaged")
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("shards", []),
+        ("shards", None),
+        ("shards", [{}] * 5),
+        ("examples", 8),
+        ("examples", "40"),
+        ("shard_examples", 0),
+        ("identity", {}),
+        ("task", 3),
+        ("examples_sha256", None),
+    ],
+)
+def test_an_edited_manifest_is_named(config, capsys, entry, value):
+    path = Path(config.run, "manifest.json")
+    path.parent.mkdir()
+    whole = {"format": 1, "complete": True, "identity": {"collected": ["fisher"]}, "examples": 40, "shard_examples": 8}
+    whole |= {"inputs_sha256": "0", "config": {}, "task": {}, "shards": [{"sha256": "0"}] * 5, "examples_sha256": "0"}
+    path.write_text(json.dumps(whole))
+    Run.open(config.run)
+    path.write_text(json.dumps(whole | {entry: value}))
+    refuse(["verify", config.run], capsys, "manifest.json is damaged", entry.split("_")[0])
+
+
+def test_an_edited_config_is_not_mixed_in(config, capsys):
+    collect(config)
+    Path(config.run, "shards", "00001.safetensors").unlink()
+    path = Path(config.run, "manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["config"]["sketch"]["dim"] = 128
+    path.write_text(json.dumps(manifest))
+    refuse(["verify", config.run], capsys, "sketch.dim was 256 and is now 128")
+    assert not Path(config.run, "shards", "00001.safetensors").exists()
 
 
 def test_two_writers(config, capsys):

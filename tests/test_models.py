@@ -60,6 +60,13 @@ def test_models_that_are_not_there(model, words):
         load_model(ModelConfig(model=model))
 
 
+def test_fingerprint_of_a_lone_number(model_directory):
+    model = load_model(ModelConfig(str(model_directory)))
+    before = model.fingerprint()
+    model.network.scale = torch.nn.Parameter(torch.tensor(2.0))
+    assert model.fingerprint() != before
+
+
 def test_a_directory_that_is_no_model(tmp_path):
     with pytest.raises(UserError, match=r"no config\.json"):
         load_model(ModelConfig(model=str(tmp_path)))

@@ -79,10 +79,16 @@ class AnswerSet:
 
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Token ids as the model expects them: with BOS if it was trained with one, without a closing token."""
-    ids = list(tokenizer(text).input_ids)
-    if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
-        ids.pop()
-    return ids
+    return encode_all(tokenizer, [text])[0]
+
+
+def encode_all(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """`encode` of many texts at once, which is several times faster."""
+    found = [list(ids) for ids in tokenizer(texts).input_ids]
+    for ids, text in zip(found, texts, strict=True):
+        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
+            ids.pop()
+    return found
 
 
 def resolve_answers(task: Task, tokenizer: Any) -> AnswerSet:

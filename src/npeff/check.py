@@ -11,15 +11,24 @@ from tqdm import tqdm
 
 from npeff.answers import AnswerModel
 from npeff.capture import Capture
-from npeff.collect import CollectConfig, Prepared, prepare, tokenize
+from npeff.collect import CollectConfig, Prepared, load_prompts, prepare
 from npeff.configs import replace
-from npeff.data import DataConfig, load_dataset
+from npeff.data import DataConfig
 from npeff.directions import DirectionsConfig, make_directions, spectral
 from npeff.errors import UserError
-from npeff.models import ModelConfig
+from npeff.params import ModelOptions
 from npeff.sketch.base import SketchConfig
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
+
+
+@dataclass(frozen=True)
+class CheckedData(DataConfig):
+    """Which examples to use."""
+
+    # given as an argument, and by --examples: an option of the same name would be taken and then ignored
+    task: tyro.conf.Suppress[tyro.conf.Fixed[str]] = "reviews"
+    limit: tyro.conf.Suppress[tyro.conf.Fixed[int | None]] = None
 
 
 @dataclass(frozen=True)
@@ -32,8 +41,8 @@ class CheckConfig:
     """Task, as --task of `npeff collect`."""
     examples: int = 6
     """How many examples to try."""
-    data: DataConfig = field(default_factory=DataConfig)
-    options: ModelConfig = field(default_factory=ModelConfig)
+    data: CheckedData = field(default_factory=CheckedData)
+    options: ModelOptions = field(default_factory=ModelOptions)
     directions: DirectionsConfig = field(default_factory=DirectionsConfig)
     sketch: SketchConfig = field(default_factory=SketchConfig)
 
@@ -64,7 +73,7 @@ def check(config: CheckConfig) -> CheckReport:
         sketch=config.sketch,
     )
     prepared = prepare(collect_config)
-    prompts = tokenize(prepared, load_dataset(prepared.task, data))
+    _, prompts = load_prompts(prepared)
     report = compare_with_autograd(prepared, prompts)
     print(
         f"{prepared.selection.size:,} parameters, {len(prepared.selection.modules)} modules, {len(prompts)} examples\n"

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 import npeff
 from npeff import distributed
-from npeff.answers import AnswerSet, encode, resolve_answers
+from npeff.answers import AnswerSet, encode_all, resolve_answers
 from npeff.collector import Collector, Wanted
 from npeff.configs import from_dict, replace, to_dict
 from npeff.data import DataConfig, Dataset, load_dataset
@@ -27,8 +27,10 @@ from npeff.locks import only_one
 from npeff.models import LoadedModel, ModelConfig, Selection, load_model, select_parameters
 from npeff.rows import ArrayRows
 from npeff.sketch.base import SketchConfig, make_sketch
-from npeff.store import Run, Shard, inputs_hash, inputs_of, read_tensors
+from npeff.store import Run, Shard, inputs_hash, read_tensors
 from npeff.tasks import Task, load_task
+
+TEXTS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,7 @@ def collect(config: CollectConfig) -> Run:
     distributed.start()
     path = Path(config.run)
     prepared = prepare(config)
-    dataset = load_dataset(prepared.task, config.data)
-    prompts = tokenize(prepared, dataset)
+    dataset, prompts = load_prompts(prepared)
     if config.dry_run:
         from npeff.estimate import print_estimate
 
@@ -106,7 +107,7 @@ def collect(config: CollectConfig) -> Run:
             collect_shards(run, prepared, prompts, [shard for shard in run.shards if not run.is_written(shard)])
             distributed.barrier()
             if distributed.rank() == 0:
-                run.finish(final_table(run, prepared, inputs_of(run.table)))
+                run.finish(final_table(run, prepared, dataset.table))
             distributed.barrier()
     run = Run.open(path)
     if distributed.rank() == 0:
@@ -128,33 +129,83 @@ def prepare(config: CollectConfig, task: Task | None = None) -> Prepared:
     return Prepared(config, task, answers, model, selection, collector)
 
 
+def load_prompts(prepared: Prepared) -> tuple[Dataset, list[list[int]]]:
+    """The examples that the config asks for, and the token ids of their prompts.
+
+    A prompt that does not fit the model is a bad example: an error, or left out with --on-bad-example drop.
+    """
+    dataset = load_dataset(prepared.task, prepared.config.data)
+    prompts, misfits = _tokens(prepared, dataset)
+    if not misfits:
+        return dataset, prompts
+    if prepared.config.data.on_bad_example == "error":
+        raise UserError(f"{_misfit(prepared, dataset, prompts, misfits[0])} (--on-bad-example drop leaves it out.)")
+    if len(misfits) == len(prompts):
+        raise UserError(f"No prompt fits the model. {_misfit(prepared, dataset, prompts, 0)}")
+    bad = set(misfits)
+    kept = [row for row in range(len(prompts)) if row not in bad]
+    rows = ", ".join(str(dataset.table["source_row"][row].as_py()) for row in misfits[:5])
+    note = (
+        f"{len(misfits)} examples with more than {_room(prepared)} tokens (row {rows}{', ...' if misfits[5:] else ''})"
+    )
+    fitting = Dataset(dataset.table.take(kept), dataset.prefix, (*dataset.dropped, note))
+    return fitting, [prompts[row] for row in kept]
+
+
 def tokenize(prepared: Prepared, dataset: Dataset) -> list[list[int]]:
     """Token ids of every prompt; one that does not fit the model is an error that names the example."""
-    room = prepared.model.context - prepared.answers.longest
-    prompts = []
-    for row, text in enumerate(dataset.prompts(prepared.task)):
-        ids = encode(prepared.model.tokenizer, text)
-        if not 0 < len(ids) <= room:
-            source = dataset.table["source_row"][row].as_py()
-            raise UserError(
-                f"The prompt of example {row} (row {source} of the data) has {len(ids)} tokens, but the model takes "
-                f"1 to {room}. Shorten or remove it, or choose a model with a longer context."
-            )
-        prompts.append(ids)
+    prompts, misfits = _tokens(prepared, dataset)
+    if misfits:
+        raise UserError(_misfit(prepared, dataset, prompts, misfits[0]))
     return prompts
 
 
-def _identity(prepared: Prepared) -> dict[str, Any]:
+def _tokens(prepared: Prepared, dataset: Dataset) -> tuple[list[list[int]], list[int]]:
+    """Token ids of every prompt, and the numbers of those that do not fit the model."""
+    prompts: list[list[int]] = []
+    same: dict[int, int] = {}  # one object for a token, however often it occurs: a quarter of the memory
+    for start in range(0, len(dataset.table), TEXTS_AT_ONCE):
+        part = Dataset(dataset.table.slice(start, TEXTS_AT_ONCE), dataset.prefix)
+        for ids in encode_all(prepared.model.tokenizer, part.prompts(prepared.task)):
+            prompts.append([same.setdefault(token, token) for token in ids])
+    room = _room(prepared)
+    return prompts, [row for row, ids in enumerate(prompts) if not 0 < len(ids) <= room]
+
+
+def _room(prepared: Prepared) -> int:
+    return prepared.model.context - prepared.answers.longest
+
+
+def _misfit(prepared: Prepared, dataset: Dataset, prompts: list[list[int]], row: int) -> str:
+    source = dataset.table["source_row"][row].as_py()
+    return (
+        f"The prompt of example {row} (row {source} of the data) has {len(prompts[row])} tokens, but the model takes "
+        f"1 to {_room(prepared)}. Shorten or remove it, or choose a model with a longer context."
+    )
+
+
+def _identity(prepared: Prepared, prefix: str) -> dict[str, Any]:
     """What makes two collections the same, wherever and however fast they run."""
     config = to_dict(prepared.config)
     config["model"].pop("device")
     for name in ("run", "batch_tokens", "padding", "share_prompt", "dry_run", "fisher", "gradient", "activation"):
         config.pop(name)
-    return config | {"collected": prepared.config.collected, "model_sha256": prepared.model.fingerprint()}
+    # a task file may change under the same name
+    asked = describe_task(prepared.task) | {"prefix": prefix}
+    return config | {
+        "task": asked,
+        "collected": prepared.config.collected,
+        "model_sha256": prepared.model.fingerprint(),
+    }
+
+
+def describe_task(task: Task) -> dict[str, Any]:
+    """What of a task decides about the numbers."""
+    return {"name": task.name, "prompt": task.prompt, "answers": task.answers, "labels": list(task.labels)}
 
 
 def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
-    identity = _identity(prepared)
+    identity = _identity(prepared, dataset.prefix)
     if not (path / "manifest.json").is_file():
         return Run.create(path, _manifest(prepared, dataset, identity), dataset.table)
     run = Run.open_unfinished(path)
@@ -180,8 +231,13 @@ def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> 
         if isinstance(before, dict) and isinstance(now, dict):
             found += _differences(before, now, f"{prefix}{name}.")
         elif before != now:
-            found.append(f"{prefix}{name} was {before!r} and is now {now!r}")
+            found.append(f"{prefix}{name} was {_brief(before)} and is now {_brief(now)}")
     return found
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
 
 
 def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) -> dict[str, Any]:
@@ -193,13 +249,7 @@ def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) ->
         "config": to_dict(prepared.config),
         "identity": identity,
         "shard_examples": prepared.config.shard_examples,
-        "task": {
-            "name": prepared.task.name,
-            "prompt": prepared.task.prompt,
-            "answers": prepared.task.answers,
-            "labels": list(prepared.task.labels),
-            "prefix": dataset.prefix,
-        },
+        "task": identity["task"],
         "parameters": prepared.selection.size,
         "dropped": list(dataset.dropped),
         "versions": {
@@ -318,10 +368,22 @@ def prepare_run(run: Run, device: str | None = None) -> Prepared:
     if device is not None:
         config = replace(config, model=replace(config.model, device=device))
     prepared = prepare(config)
-    if prepared.model.fingerprint() != run.manifest["identity"]["model_sha256"]:
+    recorded = run.manifest["identity"]
+    now = _identity(prepared, run.manifest["task"].get("prefix", ""))
+    if now["model_sha256"] != recorded.get("model_sha256"):
         raise UserError(f"Model {config.model.model!r} is no longer the one that {run.path} was collected with.")
-    if prepared.task.prompt != run.manifest["task"]["prompt"]:
+    if now["task"] != recorded.get("task"):
         raise UserError(f"Task {config.data.task!r} is no longer the one that {run.path} was collected with.")
+    # where the model and the data lie may change: hashes tell whether they are the same
+    changed = [
+        what
+        for what in _differences(recorded, now)
+        if not what.startswith(("data.", "model.model ", "model.revision "))
+    ]
+    if changed:
+        raise UserError(
+            f"The config in {run.path / 'manifest.json'} was changed: {'; '.join(changed[:5])}. Change it back."
+        )
     return prepared
 
 

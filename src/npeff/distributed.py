@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from npeff.errors import UserError
+
 T = TypeVar("T")
+
+# A rank waits for the slowest one, and a shard of a large model takes hours; torchrun itself notices a dead rank.
+PATIENCE = timedelta(days=7)
 
 
 def start() -> None:
@@ -18,7 +26,7 @@ def start() -> None:
         if use_nccl:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         # gloo is joined in any case: objects and CPU tensors travel over it
-        dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo", timeout=PATIENCE)
 
 
 def stop() -> None:
@@ -40,13 +48,15 @@ def world_size() -> int:
 def barrier() -> None:
     """Wait for all ranks."""
     if dist.is_initialized():
-        dist.barrier()
+        with _lost_rank():
+            dist.barrier()
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     """Add `tensor` over all ranks in place and return it."""
     if dist.is_initialized():
-        dist.all_reduce(tensor)
+        with _lost_rank():
+            dist.all_reduce(tensor)
     return tensor
 
 
@@ -55,5 +65,17 @@ def everyone_has(value: T) -> list[T]:
     if not dist.is_initialized():
         return [value]
     values: list[T] = [value] * world_size()
-    dist.all_gather_object(values, value)
+    with _lost_rank():
+        dist.all_gather_object(values, value)
     return values
+
+
+@contextlib.contextmanager
+def _lost_rank() -> Iterator[None]:
+    """A rank that waits for one that has ended says so in a line; the reason stands where that one ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "closed" not in str(error).lower() and "reset" not in str(error).lower():
+            raise
+        raise UserError(f"Rank {rank()} stops, because another rank has ended. See what that one says.") from error

@@ -63,7 +63,7 @@ class LoadedModel:
         digest = hashlib.sha256()
         for name, parameter in sorted(self.network.named_parameters()):
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)  # also of a lone number
         vocabulary = sorted(self.tokenizer.get_vocab().items())
         digest.update(repr((vocabulary, self.tokenizer("A b.\nC").input_ids)).encode())
         return digest.hexdigest()

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 
 import tyro
 
-from npeff.models import ModelConfig, Selection, load_model, select_parameters
+from npeff.models import EMBEDDED, ModelConfig, Selection, load_model, select_parameters
+
+
+@dataclass(frozen=True)
+class ModelOptions(ModelConfig):
+    """Where and in which precision."""
+
+    # given as an argument: an option of the same name would be taken and then ignored
+    model: tyro.conf.Suppress[tyro.conf.Fixed[str]] = EMBEDDED
 
 
 @dataclass(frozen=True)
@@ -16,7 +24,7 @@ class ParamsConfig:
 
     name: tyro.conf.Positional[str]
     """Model, as --model of `npeff collect`."""
-    options: ModelConfig = field(default_factory=ModelConfig)
+    options: ModelOptions = field(default_factory=ModelOptions)
 
 
 def params(config: ParamsConfig) -> Selection:

@@ -89,10 +89,13 @@ class Run:
                     f"{path} was written by a newer npeff ({manifest.get('npeff')}, format {version}); "
                     f"this one reads formats up to {FORMAT}. Upgrade npeff."
                 )
-            for name in ("complete", "identity", "examples", "shard_examples", "inputs_sha256"):
-                manifest[name]
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path / MANIFEST} is damaged: {error!r} is missing or wrong.") from error
+            raise UserError(f"{path / MANIFEST} is damaged: its format is missing or wrong.") from error
+        wrong = _wrong_entries(manifest)
+        if wrong:
+            raise UserError(
+                f"{path / MANIFEST} is damaged: {', '.join(wrong)} missing or wrong. Restore it from a copy."
+            )
         return Run(path, manifest)
 
     @staticmethod
@@ -210,6 +213,27 @@ class Run:
         """Whether the example table is what was written."""
         path = self.path / EXAMPLES
         return path.is_file() and sha256(path) == self.manifest["examples_sha256"]
+
+
+def _wrong_entries(manifest: dict[str, Any]) -> list[str]:
+    """Names of the entries that are not what this module has written."""
+    kinds: dict[str, type] = {"complete": bool, "identity": dict, "examples": int, "shard_examples": int}
+    kinds |= {"inputs_sha256": str, "config": dict, "task": dict}
+    if manifest.get("complete"):
+        kinds |= {"shards": list, "examples_sha256": str}
+    wrong = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
+    if wrong:
+        return wrong
+    wrong = [name for name in ("examples", "shard_examples") if manifest[name] < 1]
+    if not isinstance(manifest["identity"].get("collected"), list):
+        wrong.append("identity.collected")
+    if not wrong and manifest["complete"]:
+        records = manifest["shards"]
+        if len(records) != -(-manifest["examples"] // manifest["shard_examples"]):
+            wrong.append("examples, shard_examples or the number of shards")
+        elif not all(isinstance(record, dict) and isinstance(record.get("sha256"), str) for record in records):
+            wrong.append("shards")
+    return wrong
 
 
 class StoredRows:

@@ -8,8 +8,8 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-from npeff.collect import collect_shards, final_table, prepare_run, tokenize
-from npeff.data import Dataset, load_dataset
+from npeff.collect import collect_shards, final_table, load_prompts, prepare_run, tokenize
+from npeff.data import Dataset
 from npeff.errors import UserError
 from npeff.locks import only_one
 from npeff.store import Run, Shard, inputs_hash, inputs_of
@@ -53,7 +53,7 @@ def _repair(run: Run, shards: list[Shard], table_is_whole: bool) -> None:
     if table_is_whole:
         inputs = inputs_of(run.table)
     else:
-        inputs = load_dataset(prepared.task, prepared.config.data).table
+        inputs = load_prompts(prepared)[0].table
         if inputs_hash(inputs) != run.manifest["inputs_sha256"]:
             raise UserError(
                 f"The example table of {run.path} is damaged, and the data it came from have changed. "
