@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from npeff.collect import prepare_run
+from npeff.collect import CollectConfig, collect, prepare_run
+from npeff.configs import from_dict
 from npeff.decompose.run import open_decomposition
 from npeff.directions import make_directions, predicted
 from npeff.errors import UserError
@@ -163,3 +164,16 @@ def test_wrong_components_and_methods_are_refused(run):
     object.__setattr__(decomposition.config, "method", "sae")
     with pytest.raises(UserError, match="activations"):
         check_method(decomposition)
+
+
+def test_rows_of_reduced_rank_are_lifted_too(tmp_path, many_answers):
+    """Their mixture happened after the sketch; it is found again."""
+    made = many_answers.manifest["config"]
+    config = from_dict(CollectConfig, made | {"run": str(tmp_path / "run"), "directions": {"rank": 2}})
+    run = collect(config)
+    assert run.source("fisher").ranks.max() == 2
+    prepared = prepare_run(run, "cpu")
+    weights = torch.randn(2, int(run.source("fisher").ranks.sum()), generator=torch.Generator().manual_seed(3))
+    sums = RowSums(weights @ run.source("fisher").read(0, 40), {"fisher": weights})
+    for j, vector in enumerate(Lifter(run, prepared, read_prompts(run, prepared)).lift(sums)):
+        assert cosine(prepared.collector.sketch.matvec(vector), sums.vectors[j]) > 0.999

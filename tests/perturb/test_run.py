@@ -200,7 +200,7 @@ def test_where_it_lives():
     assert B.shape == (module.shape[0], 2)
 
 
-def test_bad_input(config, tmp_path, run):
+def test_bad_input(config):
     with pytest.raises(UserError, match="no component 99"):
         perturb(change(config, components=[99]))
     with pytest.raises(UserError, match="too few"):
@@ -217,19 +217,6 @@ def test_bad_input(config, tmp_path, run):
     ):
         with pytest.raises(UserError):
             change(config, **wrong)
-    with pytest.raises(UserError, match="cannot be lifted"):
-        lifted_with_rank(run)
-
-
-def lifted_with_rank(run):
-    from npeff.collect import prepare_run
-    from npeff.configs import replace
-    from npeff.directions import DirectionsConfig
-    from npeff.perturb import Lifter
-
-    prepared = prepare_run(run, "cpu")
-    reduced = replace(prepared.config, directions=DirectionsConfig("exact", rank=1))
-    Lifter(run, replace(prepared, config=reduced), [])
 
 
 def test_changed_model_and_changed_texts_are_refused(config, run):

@@ -39,11 +39,6 @@ class Lifter:
     """Lifts sums of a run's rows with the run's own model."""
 
     def __init__(self, run: Run, prepared: Prepared, prompts: Sequence[Sequence[int]]) -> None:
-        if prepared.config.directions.rank is not None and prepared.config.fisher:
-            raise UserError(
-                f"{run.path} was collected with --rank, which mixes an example's rows after the sketch, so they cannot "
-                f"be lifted. Collect without --rank (spectral:K keeps as few rows), or use --way sensing."
-            )
         self.run, self.prepared, self.prompts = run, prepared, prompts
         collected = run.manifest["identity"]["collected"]
         self._ranks = run.source("fisher").ranks if "fisher" in collected else np.zeros(len(prompts), dtype=np.int64)
@@ -102,6 +97,8 @@ class Lifter:
         V, mix = p.new_zeros(B, 0, p.shape[1]), p.new_zeros(J, B, 0)
         if self._ranks.any():
             V, _ = make_directions(self.prepared.config.directions, p, examples)
+            if self.prepared.config.directions.rank is not None:
+                V = self._reduced(V, examples)
             mix = p.new_zeros(J, B, V.shape[1])
         if "fisher" in sums.weights:
             assert self._pef_norms is not None
@@ -125,6 +122,25 @@ class Lifter:
             V = torch.einsum("jbq,bqr->bjr", mix, V)
             mix = torch.eye(J, dtype=mix.dtype, device=mix.device)[:, None, :].expand(J, B, J)
         return V, mix
+
+    def _reduced(self, V: torch.Tensor, examples: list[int]) -> torch.Tensor:
+        """Directions of rows that were mixed after the sketch (--rank): [B, k, r] → [B, rank, r].
+
+        The mixture Q is found again from what it gave: stored rows = Q · sketched rows, so Q = S Rᵀ (R Rᵀ)⁺.
+        """
+        assert self._pef_norms is not None
+        answer_model, sketch = self.prepared.collector.answer_model, self.prepared.collector.sketch
+        prompts = [self.prompts[i] for i in examples]
+        with Capture(self.prepared.selection.modules, sketch.fold_input) as capture:
+            capture.start(len(prompts), *answer_model.sequences(prompts))
+            rows = capture.rows(answer_model.logits(prompts)[0], V.float(), sketch)
+        source = self.run.source("fisher")
+        most = max(1, int(self._ranks[examples].max()))
+        stored = rows.new_zeros(len(examples), most, rows.shape[2])
+        for b, i in enumerate(examples):
+            stored[b, : self._ranks[i]] = source.read(i, i + 1).to(rows) * float(self._pef_norms[i]) ** 0.5
+        inverse = torch.linalg.pinv((rows @ rows.mT).double(), rtol=1e-6, hermitian=True)
+        return (stored @ rows.mT).double() @ inverse @ V
 
 
 def _add_products(
