@@ -395,4 +395,6 @@ def collect_texts(
     table = pa.table({"source_row": range(len(texts)), "text": list(texts)})
     prompts = tokenize(prepared, Dataset(table, run.manifest["task"]["prefix"]))
     found = collect_prompts(prepared, prompts, list(range(len(texts))))
+    if "rows" not in found:  # a run without Fishers; the other kinds are in `found`
+        return ArrayRows(torch.empty(0, prepared.config.sketch.dim), np.zeros(len(texts), np.int64)), found
     return ArrayRows(found["rows"], found["rank"].numpy()), found

@@ -22,22 +22,26 @@ class ReplayConfig:
     made: tyro.conf.Positional[str]
     """Run directory, or a directory of a decomposition in it."""
     to: str | None = None
-    """Directory for the new run; without it the same one is continued."""
+    """Run directory to do it in; without it the same one, where what is there is continued or kept."""
 
 
 def replay(config: ReplayConfig) -> Any:
     """Call the command again."""
     path = Path(config.made)
-    files = [path / name for name in ("manifest.json", "config.json") if (path / name).is_file()]
-    if not files:
+    if (path / "manifest.json").is_file():
+        file, home = path / "manifest.json", path
+        recorded = read_json(file)
+    elif (path / "config.json").is_file():
+        file, home = path / "config.json", path.parent.parent  # a decomposition lies in RUN/decompositions
+        recorded = read_json(file)
+        recorded = recorded.get("notes", {}).get("replay") if isinstance(recorded, dict) else None
+    else:
         raise UserError(f"{path} has neither manifest.json nor config.json, so there is nothing to replay.")
-    recorded = read_json(files[0])
     command = recorded.get("command") if isinstance(recorded, dict) else None
     if command not in COMMANDS:
-        raise UserError(f"{files[0]} does not name a command of this npeff.")
+        raise UserError(f"{file} does not name a command of this npeff.")
     module, kind, function, _ = COMMANDS[command]
     loaded = importlib.import_module(module)
     again = from_dict(getattr(loaded, kind), recorded.get("config", {}))
-    home = path if command == "collect" else path.parent.parent  # a decomposition lies in RUN/decompositions
     again = replace(again, run=config.to or str(home))
     return getattr(loaded, function)(again)

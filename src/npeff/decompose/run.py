@@ -65,6 +65,7 @@ def decompose(config: DecomposeConfig) -> Decomposition:
         checkpoint = Checkpoint(run.path / DIRECTORY / f".{name}.checkpoint", _key(run, fit_config, config.holdout))
         decomposition = fit(run, fit_config, config.holdout, checkpoint, quiet=False)
         if first:
+            decomposition.notes["replay"] = {"command": "decompose", "config": to_dict(config) | {"name": name}}
             decomposition.save(directory)
         if decomposition.history.ending != "out of passes":  # else more passes may be asked for
             checkpoint.clear()
