@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bench import entry
 from npeff.answers import AnswerModel, encode, resolve_answers
 from npeff.capture import Capture
 from npeff.collector import Collector
@@ -38,16 +39,6 @@ def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     trivia = prompts_of("triviaqa", data, model)[:4]
     yield entry("collect.directions_ratio", directions_ratio(model, selection, sketch, trivia), "< 1")
     yield entry("collect.suffix_ratio", suffix_ratio(model, prompts_of("clinc150", data, model)[:4]), "<= 0.3")
-
-
-def entry(name: str, value: float, bar: str) -> dict[str, Any]:
-    sign, limit = bar.split()
-    return {
-        "name": name,
-        "value": value,
-        "bar": bar,
-        "holds": value < float(limit) or (sign == "<=" and value == float(limit)),
-    }
 
 
 def prompts_of(task_name: str, data: Path | None, model: LoadedModel) -> list[list[int]]:

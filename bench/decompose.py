@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from bench import entry
 from npeff.collect import CollectConfig, collect
 from npeff.data import DataConfig
 from npeff.decompose import FitConfig, Npeff, PaperConfig
@@ -43,12 +44,6 @@ def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
         yield entry("decompose.pass_ratio", pass_ratio(source), "<= 1.3")
         yield from against_paper(source)
         yield entry("decompose.fit_ratio", fit_ratio(source, collecting), "<= 0.05")
-
-
-def entry(name: str, value: float, bar: str, holds: bool = True) -> dict[str, Any]:
-    sign, limit = bar.split()
-    within = value <= float(limit) if sign == "<=" else value >= float(limit)
-    return {"name": name, "value": value, "bar": bar, "holds": within and holds}
 
 
 def data_config(data: Path | None) -> DataConfig:
@@ -158,7 +153,7 @@ def synthetic_run(path: Path, examples: int) -> Run:
     """A finished run of random rows, one per example."""
     examples -= examples % SHARD_EXAMPLES
     inputs = pa.table({"source_row": pa.array(range(examples)), "text": pa.array([""] * examples)})
-    manifest = {"identity": {"collected": ["fisher"]}, "config": {}, "shard_examples": SHARD_EXAMPLES}
+    manifest = {"identity": {"collected": ["fisher"]}, "config": {}, "task": {}, "shard_examples": SHARD_EXAMPLES}
     run = Run.create(path, manifest, inputs)
     first: Shard | None = None
     for shard in run.shards:
