@@ -34,7 +34,7 @@ CACHE = Path(__file__).parent / "cache" / "perturb"
 SCALE = int(os.environ.get("NPEFF_BENCH_SCALE", "1"))
 EXAMPLES, COMPONENTS, PERTURBED = 1000 * SCALE, 64 * SCALE, 8 * SCALE
 WORDS = range(4, 11)
-FIDELITY = 0.97
+FIDELITY = 0.999
 SMALL = 0.05
 """Multiple of the magnitude at which second order should hold: a KL of 1/400 of the evaluation's."""
 PLANTED, PLANTED_MODULES, WIDTH = 200, 6, 768

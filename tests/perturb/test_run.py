@@ -83,6 +83,13 @@ def test_whitening_uses_no_evaluation_example_and_beats_plain(config):
         assert not difference[j][plan.random].any()
         assert not difference[j][plan.top_examples(number)].any()
         assert difference[j].any()
+    few = plan_directions(run, decomposition, plan, "whiten", carriers=0.5)
+    carried = (few.sums.weights["fisher"] != 0).numpy()
+    for j, number in enumerate(plan.components):
+        assert not carried[j][np.setdiff1d(plan.random, plan.top_examples(number))].any()
+        allowed = np.union1d(plan.background, plan.top_examples(number))
+        assert carried[j].sum() == round(0.5 * len(allowed))
+    torch.testing.assert_close(few.sums.weights["fisher"] @ run.source("fisher").read(0, 40), few.sums.vectors)
     rows = run.source("fisher").read(0, 40)
     torch.testing.assert_close(directions.sums.weights["fisher"] @ rows, directions.sums.vectors, rtol=1e-3, atol=1e-4)
     ratios = {name: perturb(change(config, direction=name))["kl_ratio"] for name in ("whiten", "plain")}

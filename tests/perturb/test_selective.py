@@ -11,7 +11,7 @@ from npeff.errors import UserError
 from npeff.perturb.divergence import Divergence
 from npeff.perturb.lift import scale_to_unit
 from npeff.perturb.rowsums import RowSums, component_sums
-from npeff.perturb.selective import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten
+from npeff.perturb.selective import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
 from npeff.perturb.weights import EditedWeights
 
 
@@ -56,6 +56,20 @@ def test_woodbury_is_the_direct_inverse():
     direct = np.linalg.solve(G.T @ G / examples + ridge * np.eye(40), H.T).T
     a = whiten(torch.from_numpy(G @ G.T), torch.from_numpy(G @ H.T), examples, ridge).numpy()
     np.testing.assert_allclose((H - a.T @ G) / ridge, direct, atol=1e-10)
+
+
+def test_whitening_within_a_span_is_the_best_that_it_holds():
+    random = np.random.default_rng(2)
+    G, S, h = random.normal(size=(12, 40)), random.normal(size=(5, 40)), random.normal(size=40)
+    F = G.T @ G / 6 + 0.3 * np.eye(40)
+    tensors = [torch.from_numpy(array) for array in (S, G, h)]
+    c = whiten_within(*tensors, examples=6, ridge=0.3).numpy()
+    np.testing.assert_allclose(c, np.linalg.solve(S @ F @ S.T, S @ h), rtol=1e-6)
+    # with a span that holds it, it is the whole inverse
+    target = np.linalg.solve(F, h)
+    span = torch.from_numpy(np.vstack([S, target]))
+    c = whiten_within(span, tensors[1], tensors[2], examples=6, ridge=0.3)
+    np.testing.assert_allclose((c @ span).numpy(), target, rtol=1e-4, atol=1e-6)
 
 
 def test_fisher_rows_have_their_own_length(run):

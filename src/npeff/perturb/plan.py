@@ -13,8 +13,8 @@ from npeff.analyse.ranking import ranked
 from npeff.decompose import Decomposition, Order
 from npeff.decompose.als import gram
 from npeff.errors import UserError
-from npeff.perturb.rowsums import RowSums, check_component, component_sums
-from npeff.perturb.selective import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten
+from npeff.perturb.rowsums import RowSums, check_component, component_sums, example_sizes
+from npeff.perturb.selective import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
 from npeff.store import Run
 
 Direction = Literal["whiten", "reject", "plain"]
@@ -123,6 +123,26 @@ class Whitening:
             fisher[j, self.background.places[keep.numpy()]] -= (a * self.background.scales[keep]).float()
         return RowSums(vectors, weights)
 
+    def carry(self, run: Run, whole: RowSums, h: torch.Tensor, excluded: Sequence[np.ndarray], share: float) -> RowSums:
+        """Whitened vectors anew, carried by a share of the examples: those that weigh most in `whole`, from `apply`.
+
+        `h` [J, p] is what is whitened. Examples that are neither in the background nor excluded (a component's top
+        examples are the one, random ones the other) carry nothing.
+        """
+        sizes = example_sizes(whole, {kind: run.source(kind) for kind in whole.weights})
+        vectors = torch.zeros_like(whole.vectors)
+        weights = torch.zeros_like(whole.weights["fisher"])
+        for j, without in enumerate(excluded):
+            allowed = np.union1d(self.background.examples, without)
+            order = allowed[np.argsort(-sizes[j, allowed], kind="stable")]
+            span = read_fishers(run, order[: max(1, round(share * len(order)))])
+            inside = ~np.isin(self.background.examples, without)
+            G = self.background.rows[torch.from_numpy(inside[self.background.owner])]
+            c = whiten_within(span.rows, G, h[j], int(inside.sum()), self.ridge)
+            vectors[j] = c.float() @ span.rows
+            weights[j, span.places] = (c * span.scales).float()
+        return RowSums(vectors, {"fisher": weights})
+
 
 @dataclass(frozen=True)
 class Directions:
@@ -144,6 +164,7 @@ def plan_directions(
     threshold: float = 0.5,
     ridge: float | None = None,
     background_rows: int = 4096,
+    carriers: float = 1.0,
     seed: int = 0,
 ) -> Directions:
     """The directions of a plan's components."""
@@ -160,7 +181,10 @@ def plan_directions(
             raise UserError(f"{run.path} has no Fisher rows to whiten with. Collect with --fisher, or use reject.")
         whitening = Whitening.prepare(run, plan, sums.vectors, ridge, background_rows, seed)
         excluded = [plan.top_examples(number) for number in plan.components]
+        h = sums.vectors
         sums = whitening.apply(sums, excluded, int(run.source("fisher").ranks.sum()))
+        if carriers < 1:
+            sums = whitening.carry(run, sums, h, excluded, carriers)
         notes |= {
             "ridge": whitening.ridge,
             "ridges": whitening.table,

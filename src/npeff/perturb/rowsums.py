@@ -16,7 +16,7 @@ from npeff.rows import RowSource
 
 METHODS = ("npeff", "gnpeff", "clusters", "svd-gradients")
 """Methods whose components are directions in parameter space."""
-LEVELS = 32
+LEVELS = 64
 """Sizes of prefix that `truncate` tries for each vector."""
 
 
@@ -111,7 +111,7 @@ def truncate(
     kinds = list(sums.weights)
     ranks = {kind: np.asarray(sources[kind].ranks, dtype=np.int64) for kind in kinds}
     owners = {kind: np.repeat(np.arange(len(ranks[kind])), ranks[kind]) for kind in kinds}
-    sizes = _example_sizes(sums, sources, owners, chunk)
+    sizes = example_sizes(sums, sources, chunk)
     J, m = sizes.shape
     used = (sizes > 0).sum(1)
     # level of each example: how far down the ranking by size it comes, in geometric steps
@@ -142,17 +142,16 @@ def truncate(
     return RowSums(vectors, weights), kept, reached
 
 
-def _example_sizes(
-    sums: RowSums, sources: Mapping[str, RowSource], owners: dict[str, np.ndarray], chunk: int
-) -> np.ndarray:
+def example_sizes(sums: RowSums, sources: Mapping[str, RowSource], chunk: int = 1024) -> np.ndarray:
     """√Σ_k (weight · ‖row k‖)² of each example in each vector, [J, m]."""
     J = len(sums.vectors)
     squares = np.zeros((J, len(next(iter(sources.values())).ranks)))
     for kind, weights in sums.weights.items():
+        owner = np.repeat(np.arange(squares.shape[1]), sources[kind].ranks)
         for rows, first, last in _row_chunks(sources[kind], chunk):
             values = (weights[:, first:last].double().square() * rows.double().square().sum(1)).numpy()
             for j in range(J):
-                np.add.at(squares[j], owners[kind][first:last], values[j])
+                np.add.at(squares[j], owner[first:last], values[j])
     return np.sqrt(squares)
 
 

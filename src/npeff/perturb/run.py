@@ -60,8 +60,11 @@ class PerturbConfig:
     """whiten: what is added to the mean Fisher; chosen on held-out examples if not given."""
     background_rows: int = 4096
     """whiten: most Fisher rows of the background; random examples are never in it, nor a component's top examples."""
-    fidelity: float = 0.99
-    """lift: use as few examples as give this cosine with the whole sum; 1 uses all."""
+    carriers: float = 0.3
+    """whiten: share of the examples that carry the direction, which is solved anew for them; fewer lift faster."""
+    fidelity: float = 0.999
+    """lift: use as few examples as give this cosine with the whole sum; 1 uses all. What whitening has cancelled comes
+    back with the examples left out, so it needs a high one."""
     top: int = 16
     """Top examples of a component."""
     random: int = 128
@@ -99,7 +102,7 @@ class PerturbConfig:
                 raise UserError(f"--{name.replace('_', '-')} should be above 0, not {value}.")
         if any(not factor > 0 for factor in self.curve):
             raise UserError("--curve takes multiples above 0.")
-        for name in ("fidelity", "threshold", "adapter_share"):
+        for name in ("fidelity", "threshold", "carriers", "adapter_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise UserError(f"--{name.replace('_', '-')} should be above 0 and at most 1.")
         if self.label is not None and (not self.label or Path(self.label).name != self.label or self.label[0] == "."):
@@ -187,6 +190,7 @@ class _Session:
             config.threshold,
             config.ridge,
             config.background_rows,
+            config.carriers,
             config.seed,
         )
         self.prepared: Prepared = prepare_run(run, config.device)

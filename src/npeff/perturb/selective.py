@@ -13,6 +13,8 @@ from npeff.store import Run
 
 RIDGES = tuple(10.0 ** (power / 2) for power in range(-12, 1))
 """Ridges that are tried, as shares of the largest eigenvalue of the mean Fisher."""
+JITTER = 1e-9
+"""Added to a diagonal, as a share of its mean: rows may depend on each other."""
 VALIDATION = 0.2
 """Share of the background examples on which a ridge is chosen."""
 
@@ -84,6 +86,20 @@ def whiten(gram: torch.Tensor, products: torch.Tensor, examples: int, ridge: flo
     system = gram.clone()
     system.diagonal().add_(ridge * examples)
     return torch.cholesky_solve(products, torch.linalg.cholesky(system))
+
+
+def whiten_within(
+    span: torch.Tensor, background: torch.Tensor, h: torch.Tensor, examples: int, ridge: float
+) -> torch.Tensor:
+    """Weights c [S] of the rows of `span` [S, p] for which δ = spanᵀc comes closest to (F̄ + λI)⁻¹h.
+
+    That is the minimum of ½ δᵀ(F̄ + λI)δ − δᵀh over the span, with F̄ = GᵀG / examples of the `background` G [R, p]: few
+    rows carry the direction, but their weights make up for those left out. float64.
+    """
+    cross = (span @ background.T).double()
+    system = cross @ cross.T / examples + ridge * (span @ span.T).double()
+    system.diagonal().add_(JITTER * float(system.diagonal().mean()))
+    return torch.cholesky_solve((span @ h).double()[:, None], torch.linalg.cholesky(system))[:, 0]
 
 
 def choose_ridge(
