@@ -1,0 +1,1 @@
+"""Recipes for the tables and figures of the paper, at any scale."""
