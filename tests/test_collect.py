@@ -21,6 +21,7 @@ from npeff.collect import CollectConfig, collect, collect_texts
 from npeff.configs import from_dict, to_dict
 from npeff.data import DataConfig
 from npeff.directions import DirectionsConfig
+from npeff.errors import UserError
 from npeff.files import sha256
 from npeff.models import ModelConfig, load_model
 from npeff.sketch import SketchConfig
@@ -155,8 +156,6 @@ def test_each_kind_can_be_collected_alone(config, only):
     kinds = {name: name == only for name in ("fisher", "gradient", "activation")}
     run = collect(with_run(config, config.run, **kinds))
     assert len(run.source(only).read(0, 40)) == 40
-    from npeff.errors import UserError
-
     for other in kinds:
         if other != only:
             with pytest.raises(UserError, match=f"--{other}"):
@@ -173,6 +172,23 @@ def test_vocabulary_answers(config, tmp_path):
     token = run.table["prediction"][0].as_py()
     assert int(run.tensor("top_tokens")[0, 0]) == token
     assert run.table["prediction_text"][0].as_py() == tiny.tokenizer().decode([token])
+
+
+def test_many_directions_of_many_answers_make_smaller_batches(config, monkeypatch):
+    from npeff import collector
+    from npeff.collect import load_prompts, prepare
+
+    values = to_dict(config)
+    values["data"] |= {"task": "triviaqa", "text_column": "text"}
+    values["directions"] |= {"directions": "projection:16"}
+    prepared = prepare(from_dict(CollectConfig, values))
+    _, prompts = load_prompts(prepared)
+    vocabulary = prepared.collector.answer_model.count
+    assert max(map(len, prepared.collector.batches(prompts, 1000))) > 3
+    monkeypatch.setattr(collector, "DIRECTION_ENTRIES", 3 * 16 * vocabulary)
+    batches = list(prepared.collector.batches(prompts, 1000))
+    assert max(map(len, batches)) == 3
+    assert sorted(i for batch in batches for i in batch) == list(range(40))
 
 
 def test_texts_given_on_the_spot_equal_the_run(config):
@@ -415,6 +431,28 @@ def test_labels_that_begin_alike(config, tmp_path, capsys):
     task = tmp_path / "task.yaml"
     task.write_text(yaml.safe_dump({"prompt": "{text}:", "answers": "tokens", "labels": ["pay bill", "pay rent"]}))
     refuse(arguments(config, task=task), capsys, "'pay bill' = 'pay rent'", "suffixes")
+
+
+def test_check_compares_all_rows_with_few_passes(config, tmp_path, monkeypatch):
+    from npeff import check
+    from npeff.capture import Capture
+
+    data = tmp_path / "texts.tsv"
+    data.write_text("text\n" + "\n".join(tiny.TEXTS))
+    task = tmp_path / "intents.yaml"
+    task.write_text(yaml.safe_dump({"prompt": "{text}:", "answers": "suffixes", "labels": list(tiny.INTENTS)}))
+    asked = check.CheckConfig(config.model.model, str(task), 3, check.CheckedData(data=str(data)), sketch=config.sketch)
+    assert check.check(asked).autograd_error < 1e-4
+    original = Capture.rows
+
+    def spoil(self, z, directions, sketch):
+        rows = original(self, z, directions, sketch)
+        rows[:, 2] *= 1.5
+        return rows
+
+    monkeypatch.setattr(Capture, "rows", spoil)
+    with pytest.raises(UserError, match="differ from autograd"):
+        check.check(asked)
 
 
 def test_directories_that_cannot_be_used(config, tmp_path, capsys):

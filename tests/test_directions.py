@@ -14,6 +14,7 @@ from npeff.directions import (
     DirectionsConfig,
     combine_to_predicted,
     make_directions,
+    most_rows,
     parse_directions,
     predicted,
     projection,
@@ -207,6 +208,16 @@ def test_rank_reduction_does_not_depend_on_the_batch():
     torch.testing.assert_close(padded, alone, rtol=1e-3, atol=1e-4)
     turned, _ = reduce_rank(rows[:1] + 1e-7, 4)
     torch.testing.assert_close(turned, alone[:1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["auto", "exact", "spectral:3", "spectral:0.7", "projection:40", "sampling:3"])
+@pytest.mark.parametrize("answers", [2, 10, 40])
+def test_most_rows(text, answers):
+    config = DirectionsConfig(text, max_rows=5)
+    V, _ = make_directions(config, probabilities(2, answers), [0, 1])
+    assert V.shape[1] <= most_rows(config, answers) <= max(answers, 40)
+    if text != "spectral:0.7":
+        assert V.shape[1] == most_rows(config, answers)
 
 
 def test_certain_answers_give_nothing_and_no_nan():

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from npeff.answers import AnswerSet, TokenTree, encode, resolve_answers
+from npeff.answers import AnswerModel, AnswerSet, TokenTree, encode, resolve_answers
 from npeff.errors import UserError
-from npeff.models import EMBEDDED_FILE, EMBEDDED_PACKAGE, ModelConfig, load_model, load_tokenizer, select_parameters
+from npeff.models import (
+    EMBEDDED_FILE,
+    EMBEDDED_PACKAGE,
+    LoadedModel,
+    ModelConfig,
+    load_model,
+    load_tokenizer,
+    select_parameters,
+)
 from npeff.tasks import Task, load_task
 from tests import tiny
 
@@ -105,3 +113,20 @@ def test_a_token_tree_holds_every_suffix():
     for suffix, path in zip(suffixes, tree.paths, strict=True):
         assert tuple(token for _, token in path) == suffix
     assert AnswerSet("suffixes", tuple("abcde"), tuple(suffixes)).longest == 2
+
+
+def test_suffixes_that_cannot_share_a_prompt_are_refused():
+    """A sliding window shorter than the prompt: a mask for the tree would replace the window's."""
+    network = tiny.network("gemma3")
+    settings = type(network.config).from_dict(network.config.to_dict() | {"sliding_window": 8})
+    windowed = type(network)(settings).eval()
+    windowed.load_state_dict(network.state_dict())
+    tokenizer = tiny.tokenizer()
+    answers = resolve_answers(Task("t", "Q: {text}\nIntent:", "suffixes", tiny.INTENTS), tokenizer)
+    prompt = encode(tokenizer, "Q: it never finds a story worth telling , and the jokes are old\nIntent:")
+    AnswerModel(LoadedModel(ModelConfig(), network, tokenizer, torch.device("cpu")), answers).check_tree(prompt)
+    model = LoadedModel(ModelConfig(), windowed, tokenizer, torch.device("cpu"))
+    AnswerModel(model, answers).check_tree(prompt[:4])
+    with pytest.raises(UserError, match="--no-share-prompt"):
+        AnswerModel(model, answers).check_tree(prompt)
+    AnswerModel(model, answers, share_prompt=False).check_tree(prompt)

@@ -13,6 +13,9 @@ from npeff.errors import UserError
 from npeff.models import LoadedModel
 from npeff.tasks import Task
 
+# of log-probabilities of suffixes, between two ways to compute them
+TREE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.01}
+
 
 @dataclass(frozen=True)
 class TokenTree:
@@ -146,11 +149,40 @@ class AnswerModel:
             )
 
     @property
+    def count(self) -> int:
+        """Number r of answers."""
+        settings: Any = self.model.network.config
+        return len(self.answers.tokens) or int(settings.get_text_config().vocab_size)
+
+    @property
     def extra_tokens(self) -> int:
         """Tokens that an example needs beside its prompt."""
         if self.tree is None:
             return 0
         return len(self.tree.tokens) if self.share_prompt else 0
+
+    def check_tree(self, prompt: Sequence[int]) -> None:
+        """Compare a few suffixes behind a shared `prompt` with the same ones alone; too large a difference is an error.
+
+        A model may look at its tokens in a way that a mask and positions do not govern: a sliding window that is
+        shorter than the prompt, or a state that runs through all tokens.
+        """
+        if self.tree is None or not self.share_prompt:
+            return
+        tokens = self.answers.tokens
+        order = sorted(range(len(tokens)), key=lambda i: -len(tokens[i]))
+        chosen = sorted({*order[:3], len(tokens) - 1})
+        few = AnswerSet(self.answers.kind, (), tuple(tokens[i] for i in chosen))
+        with torch.no_grad():
+            shared = self.logits([prompt])[0][0, chosen]
+            alone = AnswerModel(self.model, few, share_prompt=False).logits([prompt])[0][0]
+        error = float((shared - alone).abs().max() / alone.abs().max().clamp_min(1))
+        if error > TREE_TOLERANCE[self.model.config.dtype]:
+            raise UserError(
+                f"With this model, suffixes that share a prompt of {len(prompt)} tokens score differently from "
+                f"suffixes alone (relative difference {error:.1g}): does it have a sliding window or a recurrent "
+                f"state? Use --no-share-prompt."
+            )
 
     def sequences(self, prompts: Sequence[Sequence[int]]) -> tuple[int, int]:
         """(batch, tokens) that the network sees for these prompts."""

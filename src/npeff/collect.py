@@ -92,6 +92,7 @@ def collect(config: CollectConfig) -> Run:
     path = Path(config.run)
     prepared = prepare(config)
     dataset, prompts = load_prompts(prepared)
+    prepared.collector.answer_model.check_tree(max(prompts, key=len))
     if config.dry_run:
         from npeff.estimate import print_estimate
 
@@ -287,25 +288,30 @@ def _collect_shard(prepared: Prepared, prompts: list[list[int]], shard: Shard, b
     """All tensors of one shard, in the order of its examples."""
     config = prepared.config
     examples = range(shard.start, shard.stop)
-    found = collect_prompts(prepared, [prompts[i] for i in examples], list(examples), bar)
+    storage = getattr(torch, config.storage)
+    found = collect_prompts(prepared, [prompts[i] for i in examples], list(examples), bar, storage)
     aside = [shard.start + i for i in found["set_aside"].nonzero().flatten().tolist()]
     if aside:
         tqdm.write(f"Set aside, because a value was not finite: example {', '.join(map(str, aside))}.")
-    storage = getattr(torch, config.storage)
-    for name in ("rows", "gradient"):
-        if name in found:
-            found[name] = found[name].to(storage)
     return found
 
 
 def collect_prompts(
-    prepared: Prepared, prompts: Sequence[Sequence[int]], examples: list[int], bar: Any = None
+    prepared: Prepared,
+    prompts: Sequence[Sequence[int]],
+    examples: list[int],
+    bar: Any = None,
+    storage: torch.dtype = torch.float32,
 ) -> dict[str, torch.Tensor]:
-    """Collect prompts in batches; as `Collector.collect`, but rows are flat, [sum of ranks, p], in order."""
+    """Collect prompts in batches; as `Collector.collect`, but rows are flat, [sum of ranks, p], in order.
+
+    Rows and gradients are of type `storage`, from the moment that their batch is done: a shard of them waits in memory.
+    """
     parts: list[dict[str, torch.Tensor]] = []
     order: list[int] = []
     for batch in prepared.collector.batches(prompts, prepared.config.batch_tokens):
         found = prepared.collector.collect([prompts[i] for i in batch], [examples[i] for i in batch])
+        found |= {name: found[name].to(storage) for name in ("rows", "gradient") if name in found}
         if "rows" in found:
             used = torch.arange(found["rows"].shape[1]) < found["rank"][:, None]
             found["row_lists"] = [rows[mask] for rows, mask in zip(found.pop("rows"), used, strict=True)]  # type: ignore[assignment]

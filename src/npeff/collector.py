@@ -10,11 +10,13 @@ import torch
 
 from npeff.answers import AnswerModel, AnswerSet
 from npeff.capture import Capture
-from npeff.directions import DirectionsConfig, combine_to_predicted, make_directions, predicted, reduce_rank
+from npeff.directions import DirectionsConfig, combine_to_predicted, make_directions, most_rows, predicted, reduce_rank
 from npeff.models import LoadedModel, Selection, blocks
 from npeff.sketch.base import Sketch
 
 TOP_TOKENS = 8
+DIRECTION_ENTRIES = 2**26
+"""Most numbers in the directions of a batch, half a gigabyte: with the vocabulary as answers they outgrow all else."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,14 @@ class Collector:
     def batches(self, prompts: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
         """Positions in `prompts` in batches of similar length and at most `budget` tokens, padding included."""
         extra = self.answer_model.extra_tokens
+        most = max(
+            1, DIRECTION_ENTRIES // (self.answer_model.count * most_rows(self.directions, self.answer_model.count))
+        )
         batch: list[int] = []
         for position in sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)):
             # longest first, so the first of a batch sets its width
             width = len(prompts[batch[0]]) + extra if batch else 0
-            if batch and width * (len(batch) + 1) > budget:
+            if batch and (width * (len(batch) + 1) > budget or len(batch) == most):
                 yield batch
                 batch = []
             batch.append(position)

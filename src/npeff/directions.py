@@ -16,6 +16,8 @@ from npeff.sketch.base import random_bits
 
 # up to here S is decomposed whole; above, in a small space that holds its leading eigenvectors
 DENSE_ANSWERS = 256
+# auto: exact up to so many answers, else so many spectral rows
+AUTO_EXACT, AUTO_ROWS = 16, 8
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,15 @@ def parse_directions(text: str) -> tuple[str, float]:
     )
 
 
+def most_rows(config: DirectionsConfig, answers: int) -> int:
+    """How many rows an example may get before its rank is reduced."""
+    kind, amount = parse_directions(config.directions)
+    if kind in ("projection", "sampling"):
+        return int(amount)
+    wanted = {"auto": answers if answers <= AUTO_EXACT else AUTO_ROWS, "exact": answers}.get(kind, amount)
+    return min(int(wanted) if wanted >= 1 else config.max_rows, answers - 1)
+
+
 def make_directions(
     config: DirectionsConfig, probabilities: torch.Tensor, examples: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +75,7 @@ def make_directions(
     kind, amount = parse_directions(config.directions)
     answers = p.shape[1]
     if kind == "auto":
-        kind, amount = ("exact", 0) if answers <= 16 else ("spectral", 8)
+        kind, amount = ("exact", 0) if answers <= AUTO_EXACT else ("spectral", AUTO_ROWS)
     if kind == "exact":
         V = spectral(p, answers - 1)
     elif kind == "spectral" and amount < 1:

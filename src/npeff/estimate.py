@@ -34,16 +34,19 @@ def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
     chosen = sorted({0, len(batches) // 2, len(batches) - 1})[:MEASURED_BATCHES]
     sample = [i for index in chosen for i in batches[index]]
     begin = time.perf_counter()
-    found = collect_prompts(prepared, [prompts[i] for i in sample], sample)
+    storage = getattr(torch, config.storage)
+    found = collect_prompts(prepared, [prompts[i] for i in sample], sample, storage=storage)
     seconds = time.perf_counter() - begin
     extra = collector.answer_model.extra_tokens
     tokens = sum(len(prompts[i]) + extra for i in sample)
     everything = sum(len(prompt) + extra for prompt in prompts)
     total = seconds * everything / tokens / world_size()
-    width = 2 if config.storage == "float16" else 4
-    halved = {"rows", "gradient"}
-    size = sum(t.numel() * (width if name in halved else t.element_size()) for name, t in found.items())
-    return Estimate(total, size * len(prompts) // len(sample), peak_memory(prepared.model.device), total / len(prompts))
+    each = sum(tensor.numel() * tensor.element_size() for tensor in found.values()) / len(sample)
+    memory = peak_memory(prepared.model.device)
+    if prepared.model.device.type != "cuda":
+        # a shard is held twice while it is put in order; the sample was, too
+        memory += int(2 * each * max(0, min(config.shard_examples, len(prompts)) - len(sample)))
+    return Estimate(total, int(each * len(prompts)), memory, total / len(prompts))
 
 
 def peak_memory(device: torch.device) -> int:
