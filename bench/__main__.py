@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-GROUPS = ("collect", "decompose", "analyse")
+GROUPS = ("collect", "decompose", "analyse", "perturb")
 LATEST = Path(__file__).parent / "latest.json"
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import entry
+
 EXAMPLES, COMPONENTS, CLASSES = 100_000, 2048, 10
 
 
@@ -21,7 +23,7 @@ def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=root).stdout
     found = json.loads(output.splitlines()[-1])
     for name, bar in (("peak_gb", 4.0), ("gemm_ratio", 5.0)):
-        yield {"name": f"analyse.{name}", "value": found[name], "bar": bar, "holds": found[name] <= bar}
+        yield entry(f"analyse.{name}", found[name], f"<= {bar:g}")
 
 
 def measure() -> dict[str, float]:

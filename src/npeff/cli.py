@@ -16,6 +16,7 @@ COMMANDS = {
     "collect": ("npeff.collect", "CollectConfig", "collect", "collect per-example Fishers into a run directory"),
     "decompose": ("npeff.decompose.run", "DecomposeConfig", "decompose", "find the components of a run"),
     "analyse": ("npeff.analyse.run", "AnalyseConfig", "analyse", "what is each component tuned to?"),
+    "perturb": ("npeff.perturb.run", "PerturbConfig", "perturb", "change the model along components: who notices?"),
     "compare": ("npeff.analyse.compare", "CompareConfig", "compare", "all methods side by side on one run"),
     "stability": (
         "npeff.analyse.stability",

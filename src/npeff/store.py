@@ -255,6 +255,8 @@ class StoredRows:
             else:  # one for every example, also for those set aside
                 found = self._read(shard, first - shard.start, last - shard.start).float()
                 parts.append(found[torch.from_numpy(self.ranks[first:last] > 0)])
+        if len(parts) == 1:
+            return parts[0]
         return torch.cat(parts) if parts else torch.empty(0, self.dim)
 
     def _read(self, shard: Shard, first: int, last: int) -> torch.Tensor:

@@ -81,14 +81,19 @@ class Blocks:
     def _measure(self, shard: bool) -> None:
         """One read of everything: find the scales, and refuse numbers that are not finite."""
         problem, nonzero = "", 0.0
+        # Made once for all blocks: what is kept of each, between its large passing buffers, would tear the heap apart.
+        all_norms = torch.empty(self.last - self.first, device=self.device)
+        all_scales = torch.empty(self.rows, device=self.device)
+        row = 0
         for block in self.blocks:
             rows = self.source.read(block.start, block.stop)
-            if not bool(torch.isfinite(rows).all()):
+            if not _all_finite(rows):
                 problem = f"Example {_first_bad(rows, block)} has rows with numbers that are not finite"
                 break
             norms, scale = unit_scale(rows, block.ranks)
-            block.norms = (norms > 0).float().to(self.device)
-            block.scale = scale.float().to(self.device)
+            block.norms = all_norms[block.start - self.first : block.stop - self.first].copy_(norms > 0)
+            block.scale = all_scales[row : row + len(scale)].copy_(scale)
+            row += len(scale)
             nonzero += float(block.norms.sum())
             used = scale[scale > 0]
             if len(used) and not (SAFE_SCALE[0] < float(used.min()) and float(used.max()) < SAFE_SCALE[1]):
@@ -198,6 +203,11 @@ def leading_directions(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
             vector = G[0] if len(G) == 1 else torch.linalg.eigh((G @ G.T).double())[1][:, -1].float() @ G
             directions.append(vector / vector.norm())
     return torch.stack(directions) if directions else rows.new_zeros(0, rows.shape[1])
+
+
+def _all_finite(rows: torch.Tensor) -> bool:
+    """Whether every number is; from the extremes, which need no buffer as large as the rows."""
+    return not rows.numel() or bool(torch.stack(torch.aminmax(rows)).isfinite().all())
 
 
 def _first_bad(rows: torch.Tensor, block: Block) -> int:
