@@ -17,10 +17,10 @@ from npeff.files import read_json
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Run again what made a run or a decomposition, with the very config that it was made with."""
+    """Run again what made a run, a decomposition or a perturbation, with the very config that it was made with."""
 
     made: tyro.conf.Positional[str]
-    """Run directory, or a directory of a decomposition in it."""
+    """Run directory, or a directory in its decompositions or perturbations."""
     to: str | None = None
     """Run directory to do it in; without it the same one, where what is there is continued or kept."""
 
@@ -32,9 +32,10 @@ def replay(config: ReplayConfig) -> Any:
         file, home = path / "manifest.json", path
         recorded = read_json(file)
     elif (path / "config.json").is_file():
-        file, home = path / "config.json", path.parent.parent  # a decomposition lies in RUN/decompositions
+        file, home = path / "config.json", path.parent.parent  # RUN/decompositions/NAME, RUN/perturbations/NAME
         recorded = read_json(file)
-        recorded = recorded.get("notes", {}).get("replay") if isinstance(recorded, dict) else None
+        if isinstance(recorded, dict):  # a decomposition's own config is that of its estimator
+            recorded = recorded.get("notes", {}).get("replay", recorded)
     else:
         raise UserError(f"{path} has neither manifest.json nor config.json, so there is nothing to replay.")
     command = recorded.get("command") if isinstance(recorded, dict) else None
