@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from npeff import cli
+from npeff.decompose import PaperConfig
+from npeff.decompose.run import DecomposeConfig, open_decomposition
 from npeff.errors import UserError
 from npeff.files import read_json
 from npeff.reproduce import costs
@@ -18,6 +20,7 @@ from npeff.reproduce.similarity import ReducedRows
 from npeff.rows import ArrayRows
 from npeff.store import Run
 from tests import tiny
+from tests.synthetic import make_run
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +163,16 @@ def test_the_command_line() -> None:
     config = cli.parse("reproduce", "ReproduceConfig", "npeff.reproduce.run", arguments)
     assert config == ReproduceConfig("tunings", scale=0.05, examples=("sst2=4000", "yat=1000"), data="folder")
     assert cli.parse("reproduce", "ReproduceConfig", "npeff.reproduce.run", ["--list"]).list
+
+
+def test_cost_of_a_decomposition(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
+    options = PaperConfig(frozen_steps=20, joint_steps=30, frozen_rate=1e-3, joint_rate=1e-3)
+    config = DecomposeConfig(run=str(run.path), name="timed", components=4, solver="paper", paper=options)
+    found = costs._measure(config, torch.get_num_threads())
+    assert (found["frozen_steps"], found["joint_steps"], found["examples"]) == (19, 31, 90), "printed from step N1 on"
+    assert 0 < found["solver_seconds"] <= found["seconds"]
+    assert found["peak"] >= 0
+    saved = open_decomposition(run, "timed")
+    assert found["loss"] == pytest.approx(float(saved.residuals.mean()), rel=1e-5)
+    assert saved.config.solver == "paper"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -15,13 +16,15 @@ import torch
 from npeff.analyse.compare import NAMES
 from npeff.collect import load_prompts, prepare
 from npeff.configs import replace, to_dict
-from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.decompose import FitConfig
+from npeff.decompose.run import DIRECTORY, DecomposeConfig, fit
 from npeff.estimate import estimate, peak_memory
 from npeff.files import read_json, write_json
 from npeff.models import choose_device
 from npeff.reproduce.found import Findings, Value
 from npeff.reproduce.recipe import Step
 from npeff.reproduce.workshop import Bench, Workshop
+from npeff.store import Run
 
 GIB = 2**30
 TIMED = "timed-"
@@ -75,7 +78,7 @@ def collection_time(shop: Workshop, bench: Bench, step: Step) -> Findings:
 
 def _timed(shop: Workshop, bench: Bench, config: DecomposeConfig) -> dict[str, Any]:
     """What a decomposition took; measured once, in a process that does nothing else."""
-    config = replace(config, name=f"{TIMED}{config.name}", overwrite=True)
+    config = replace(config, name=f"{TIMED}{config.name}")
     path = _record(shop, bench, to_dict(config))
     if not path.is_file():
         # a fresh process: its peak memory is that of this fit, not of what ran before
@@ -89,9 +92,13 @@ def _measure(config: DecomposeConfig, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     device = choose_device(config.device)
     before = _memory(device, "VmRSS")
+    run = Run.open(config.run)
+    options = FitConfig(**{item.name: getattr(config, item.name) for item in dataclasses.fields(FitConfig)})
     begin = time.perf_counter()
-    decomposition = decompose(config)
+    decomposition = fit(run, options, config.holdout)  # without checkpoints: a fit that was continued has no time
     seconds = time.perf_counter() - begin
+    peak = max(0, _memory(device, "VmHWM") - before)
+    decomposition.save(run.path / DIRECTORY / str(config.name))
     steps = decomposition.history.steps
     frozen = [step for step in steps if step.stage == "frozen"]
     rest = [step for step in steps if step.stage != "frozen"]
@@ -100,12 +107,12 @@ def _measure(config: DecomposeConfig, threads: int) -> dict[str, Any]:
         "solver_seconds": steps[-1].seconds if steps else 0.0,
         "steps": len(steps),
         "frozen_steps": len(frozen),
-        "joint_steps": sum(step.stage == "joint" for step in steps),
+        "joint_steps": max(0, sum(step.stage == "joint" for step in steps) - 1),  # the last is the final loss
         "step_ms": _mean_ms([step.seconds for step in rest]),
         "frozen_step_ms": _mean_ms([step.seconds for step in frozen]),
         "loss": decomposition.history.loss,
         "examples": int((decomposition.residuals > 0).sum()),
-        "peak": max(0, _memory(device, "VmHWM") - before),
+        "peak": peak,
     }
 
 
