@@ -25,6 +25,8 @@ COMMANDS = {
         "do other seeds find the same components?",
     ),
     "spectra": ("npeff.analyse.spectra", "SpectraConfig", "spectra", "how fast the eigenvalues of the Fishers fall"),
+    "icl": ("npeff.icl.run", "IclConfig", "icl", "is few-shot learning explained by components that are there anyway?"),
+    "reproduce": ("npeff.reproduce.run", "ReproduceConfig", "reproduce", "measure a table of the paper, at any scale"),
     "explore": ("npeff.explore.server", "ExploreConfig", "explore", "look at a run in the browser"),
     "export": ("npeff.explore.export", "ExportConfig", "export", "write a run as pages that open from disk"),
     "probe": ("npeff.decompose.probe", "ProbeConfig", "probe", "which components does a new text use?"),
