@@ -447,7 +447,7 @@ def test_check_compares_all_rows_with_few_passes(config, tmp_path, monkeypatch):
 
     def spoil(self, z, directions, sketch):
         rows = original(self, z, directions, sketch)
-        rows[:, 2] *= 1.5
+        rows[:, 2:3] *= 1.5
         return rows
 
     monkeypatch.setattr(Capture, "rows", spoil)

@@ -122,7 +122,7 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
     mixes = _mixes(V.shape[1]).to(V)
     autograd_error = batch_error = 0.0
     for i, prompt in enumerate(tqdm(prompts, desc="Checking", unit="ex")):
-        alone, _, _ = rows_of([prompt], V[i : i + 1])
+        alone, _, _ = rows_of([prompt], (mixes @ V[i])[None])
         for weight in weights.values():
             weight.requires_grad_(True)
         try:
@@ -136,9 +136,9 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
                     {m.name: m.matrix(found[f"{m.name}.weight"], found.get(f"{m.name}.bias")) for m in modules}
                 )
                 scale = reference.norm().clamp_min(torch.finfo(torch.float32).tiny)
-                batched, single = mix.float() @ together[i], mix.float() @ alone[0]
+                batched = mix.float() @ together[i]
                 autograd_error = max(autograd_error, float((batched - reference).norm() / scale))
-                batch_error = max(batch_error, float((batched - single).norm() / scale))
+                batch_error = max(batch_error, float((batched - alone[0, turn]).norm() / scale))
         finally:
             for weight in weights.values():
                 weight.requires_grad_(False)
