@@ -74,6 +74,12 @@ class AnswerSet:
     tokens: tuple[tuple[int, ...], ...]
     """Token ids of each answer, the first one only where that is the answer; empty for the vocabulary."""
 
+    def only(self, chosen: list[int]) -> AnswerSet:
+        """Some of the answers; the vocabulary is always whole."""
+        if self.kind == "vocabulary":
+            return self
+        return AnswerSet(self.kind, tuple(self.names[i] for i in chosen), tuple(self.tokens[i] for i in chosen))
+
     @property
     def longest(self) -> int:
         """How many tokens an answer needs behind the prompt."""

@@ -9,7 +9,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from npeff.answers import AnswerModel
+from npeff.answers import AnswerModel, AnswerSet
 from npeff.capture import Capture
 from npeff.collect import CollectConfig, Prepared, load_prompts, prepare
 from npeff.configs import replace
@@ -19,6 +19,8 @@ from npeff.errors import UserError
 from npeff.params import ModelOptions
 from npeff.sketch.base import SketchConfig, random_signs
 
+SUFFIXES = 8
+"""Suffixes of an example that are compared with autograd."""
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 
 
@@ -101,44 +103,59 @@ def _mixes(rows: int) -> torch.Tensor:
     return torch.stack([torch.eye(rows)[0], random_signs(rows, "check").float()])
 
 
+def _weightiest(answers: AnswerSet, p: torch.Tensor) -> torch.Tensor:
+    """The answers to compare, [B, n]: all, but of many suffixes the most probable ones, which are a run each."""
+    if answers.kind == "suffixes" and p.shape[1] > SUFFIXES:
+        return p.topk(SUFFIXES, dim=1).indices
+    return torch.arange(p.shape[1], device=p.device).expand(len(p), -1)
+
+
+def _only(V: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """Directions V [B, k, r] without what they say about other answers."""
+    kept = torch.zeros_like(V[:, 0]).scatter_(1, answers, 1.0)
+    return V * kept[:, None]
+
+
 def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> CheckReport:
     """Collect all prompts in one padded batch, each alone, and by autograd with weight gradients."""
     collector, model = prepared.collector, prepared.model
     sketch, modules = collector.sketch, prepared.selection.modules
 
-    def rows_of(batch: list[list[int]], V: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def rows_of(batch: list[list[int]], V: torch.Tensor) -> torch.Tensor:
         with Capture(modules, sketch.fold_input) as capture:
             capture.start(len(batch), *collector.answer_model.sequences(batch))
             z, _ = collector.answer_model.logits(batch)
-            p = z.detach().double().softmax(1)
-            if V is None:
-                V, _ = make_directions(prepared.config.directions, p, list(range(len(batch))))
-            return capture.rows(z, V, sketch), V, p
+            return capture.rows(z, V, sketch)
 
-    together, V, p = rows_of(prompts, None)
-    _, kept = make_directions(prepared.config.directions, p, list(range(len(prompts))))
-    plain = AnswerModel(model, prepared.answers, share_prompt=False)
-    weights = {name: w for m in modules for name, w in m.module.named_parameters(prefix=m.name, recurse=False)}
+    with torch.no_grad():
+        p = collector.answer_model.logits(prompts)[0].double().softmax(1)
+    V, kept = make_directions(prepared.config.directions, p, list(range(len(prompts))))
+    answers = _weightiest(prepared.answers, p)
+    V = _only(V, answers)
     mixes = _mixes(V.shape[1]).to(V)
+    together = mixes.float() @ rows_of(prompts, V)
+    V = mixes @ V
+    weights = {name: w for m in modules for name, w in m.module.named_parameters(prefix=m.name, recurse=False)}
     autograd_error = batch_error = 0.0
     for i, prompt in enumerate(tqdm(prompts, desc="Checking", unit="ex")):
-        alone, _, _ = rows_of([prompt], (mixes @ V[i])[None])
+        alone = rows_of([prompt], V[i : i + 1])
+        plain = AnswerModel(model, prepared.answers.only(answers[i].tolist()), share_prompt=False)
         for weight in weights.values():
             weight.requires_grad_(True)
         try:
             z, _ = plain.logits([prompt])
-            for turn, mix in enumerate(mixes):
-                direction = (mix @ V[i]).to(z.dtype)[None]
-                last = turn + 1 == len(mixes)
-                parts = torch.autograd.grad(z, list(weights.values()), direction, retain_graph=not last)
+            for turn, direction in enumerate(V[i]):
+                last = turn + 1 == V.shape[1]
+                parts = torch.autograd.grad(
+                    z, list(weights.values()), direction[None, answers[i]].to(z), retain_graph=not last
+                )
                 found = dict(zip(weights, parts, strict=True))
                 reference = sketch.matvec(
                     {m.name: m.matrix(found[f"{m.name}.weight"], found.get(f"{m.name}.bias")) for m in modules}
                 )
                 scale = reference.norm().clamp_min(torch.finfo(torch.float32).tiny)
-                batched = mix.float() @ together[i]
-                autograd_error = max(autograd_error, float((batched - reference).norm() / scale))
-                batch_error = max(batch_error, float((batched - alone[0, turn]).norm() / scale))
+                autograd_error = max(autograd_error, float((together[i, turn] - reference).norm() / scale))
+                batch_error = max(batch_error, float((together[i, turn] - alone[0, turn]).norm() / scale))
         finally:
             for weight in weights.values():
                 weight.requires_grad_(False)
