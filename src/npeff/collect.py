@@ -21,7 +21,7 @@ from npeff.answers import AnswerSet, encode_all, resolve_answers
 from npeff.collector import Collector, Wanted
 from npeff.configs import from_dict, replace, to_dict
 from npeff.data import DataConfig, Dataset, load_dataset
-from npeff.directions import DirectionsConfig
+from npeff.directions import DirectionsConfig, parse_directions
 from npeff.errors import UserError
 from npeff.locks import only_one
 from npeff.models import LoadedModel, ModelConfig, Selection, load_model, select_parameters
@@ -354,15 +354,19 @@ def _answer_texts(prepared: Prepared, predictions: np.ndarray) -> list[str]:
 def _say_summary(run: Run, dataset: Dataset) -> None:
     table = run.table
     labels, predictions = table["label"].to_numpy(zero_copy_only=False), table["prediction"].to_numpy()
-    known = table["label"].is_valid().to_numpy(zero_copy_only=False)
+    aside = table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
+    known = table["label"].is_valid().to_numpy(zero_copy_only=False) & ~aside
     lines = [f"{len(table)} examples, {int(table['rank'].to_numpy().sum())} rows in {run.path}"]
     if dataset.dropped:
         lines.append(f"left out: {'; '.join(dataset.dropped)}")
     if known.any() and run.manifest["task"]["labels"]:
         lines.append(f"accuracy {np.mean(labels[known] == predictions[known]):.1%} on {known.sum()} labelled examples")
-    if "kept" in table.column_names:
-        lines.append(f"directions keep {np.mean(table['kept'].to_numpy()):.1%} of the Fisher's trace at the outputs")
-    aside = table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
+    if "kept" in table.column_names and not aside.all():
+        kept = np.mean(table["kept"].to_numpy()[~aside])
+        kind, _ = parse_directions(run.manifest["config"]["directions"]["directions"])
+        random = " (random directions: right on average, for one example above or below)"
+        note = random if kind in ("projection", "sampling") else ""
+        lines.append(f"directions keep {kept:.1%} of the Fisher's trace at the outputs{note}")
     if aside.any():
         lines.append(f"{aside.sum()} examples set aside: {', '.join(map(str, np.flatnonzero(aside)[:8]))}")
     print("\n".join(lines))

@@ -200,14 +200,16 @@ class Run:
 
     # --- checking ----------------------------------------------------------------------------------------------
 
-    def damaged_shards(self) -> Iterator[tuple[Shard, str]]:
-        """Every shard that is not what was written, with what is wrong."""
+    def check_shards(self) -> Iterator[tuple[Shard, str | None]]:
+        """Every shard, with what is wrong with it, or None where it is what was written."""
         for shard, record in zip(self.shards, self.manifest["shards"], strict=True):
             path = self.path / shard.file
             if not path.is_file():
                 yield shard, "is missing"
             elif sha256(path) != record["sha256"]:
                 yield shard, "has changed (its SHA-256 differs)"
+            else:
+                yield shard, None
 
     def examples_are_whole(self) -> bool:
         """Whether the example table is what was written."""

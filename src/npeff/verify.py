@@ -29,7 +29,8 @@ def verify(config: VerifyConfig) -> list[str]:
     """Returns the names of the files that were damaged."""
     run = Run.open(config.run)
     table_is_whole = run.examples_are_whole()
-    damaged = list(tqdm(run.damaged_shards(), desc="Checking", unit="damaged"))
+    shards = tqdm(run.check_shards(), desc="Checking", unit="shard", total=len(run.shards))
+    damaged = [(shard, what) for shard, what in shards if what is not None]
     names = ([] if table_is_whole else ["examples.parquet"]) + [shard.file for shard, _ in damaged]
     if not table_is_whole:
         print(f"{run.path / 'examples.parquet'} is missing or has changed")
