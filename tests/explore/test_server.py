@@ -128,7 +128,11 @@ def test_the_command_line() -> None:
 def test_the_command_serves_until_interrupted(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(40)])
     add_decomposition(run, components=3)
-    script = f"from npeff.explore.server import *; explore(ExploreConfig({str(run.path)!r}, open=False))"
+    # a process started in the background of a shell ignores the signal, and so would its children
+    script = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        f"from npeff.explore.server import *; explore(ExploreConfig({str(run.path)!r}, open=False))"
+    )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = next(line for line in process.stdout if line.startswith("Serving")).split(" at ")[1].split()[0]
@@ -137,4 +141,7 @@ def test_the_command_serves_until_interrupted(tmp_path: Path) -> None:
         assert b"npeff" in get(port, "/")[1]
         assert get(port, "/manifest.json")[0] == 404  # of the run only the page is served
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        try:
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
