@@ -202,3 +202,10 @@ def test_a_damaged_or_foreign_decomposition_is_refused(tmp_path):
 def test_options_out_of_range_are_refused(values):
     with pytest.raises(UserError):
         FitConfig(**values)
+
+
+def test_a_fit_leaves_denormal_numbers_as_they_were():
+    rows = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    Npeff(FitConfig(components=2, max_passes=3)).fit(ArrayRows(rows))
+    tiny = torch.tensor([1e-310], dtype=torch.float64)
+    assert float((tiny * 0.5)[0]) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Self
 
 import numpy as np
@@ -21,13 +23,27 @@ FINAL_SWEEPS, FINAL_TOLERANCE = 300, 1e-4
 """Sweeps of the final coefficient fit, and the share of the first sweep's change at which it is done."""
 
 
+@contextlib.contextmanager
+def _flushed_denormals() -> Iterator[None]:
+    """Coefficients shrink towards zero, and denormal numbers are ten times slower. Others in the process may rely on
+    them, so the switch is set back."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
 class Npeff(Decomposition, method="npeff"):
     """Minimise Σᵢ ‖GᵢᵀGᵢ − Σⱼ Wᵢⱼ hⱼhⱼᵀ‖² over W ≥ 0 and H, PEFs at unit norm going in, components coming out."""
 
     kind = "fisher"
 
     def fit(self, source: RowSource) -> Self:
-        torch.set_flush_denormal(True)  # coefficients shrink towards zero; denormal numbers are ten times slower
+        with _flushed_denormals():
+            return self._fit(source)
+
+    def _fit(self, source: RowSource) -> Self:
         config, device = self.config, pick_device(self.config.device)
         memory = config.memory_gb * 1e9
         rotation = None
