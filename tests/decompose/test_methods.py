@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from npeff.decompose import METHODS, Clusters, FitConfig, GradientSvd, Sae, SaeConfig, create, load
+from npeff.decompose import METHODS, Clusters, FitConfig, GradientSvd, Npeff, Sae, SaeConfig, create, load
 from npeff.errors import UserError
 from npeff.rows import ArrayRows
 from tests.decompose.reference import planted
