@@ -41,7 +41,7 @@ class CheckConfig:
     """Model, as --model of `npeff collect`."""
     task: tyro.conf.Positional[str] = "reviews"
     """Task, as --task of `npeff collect`."""
-    examples: int = 6
+    examples: int = 3
     """How many examples to try."""
     data: CheckedData = field(default_factory=CheckedData)
     options: ModelOptions = field(default_factory=ModelOptions)
