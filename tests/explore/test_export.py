@@ -140,11 +140,14 @@ def test_what_killed_exports_left_goes_away(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_page_asks_no_other_host_and_makes_no_markup_of_data(site: Path) -> None:
-    for asset in ("index.html", "app.js", "style.css"):
+    assert {"index.html", "core.js", "style.css"} < set(module.ASSETS)
+    for asset in module.ASSETS:
         text = (site / asset).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?:|//[a-z]+\.[a-z]|@import|url\(", text)
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
-    assert "default-src 'none'" in (site / "index.html").read_text()
+    page = (site / "index.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in page
+    assert set(re.findall(r'<script src="([^"]*)" defer>', page)) == {n for n in module.ASSETS if n.endswith(".js")}
 
 
 def test_the_cross_table_counts_every_example_once() -> None:

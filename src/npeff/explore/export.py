@@ -1,6 +1,6 @@
 """`npeff export`: the page of a run as static files that also open from disk.
 
-    OUT/index.html, app.js, style.css
+    OUT/index.html, *.js, style.css  the page: every file of explore/site
     OUT/data/run.js                 the run and its decompositions
     OUT/data/examples/N.js          texts, labels and predictions of a block of examples
     OUT/data/D/components.js        overview table of decomposition number D
@@ -52,7 +52,9 @@ from npeff.store import Run
 
 FORMAT = 1
 MARKER = "site.json"
-ASSETS = ("index.html", "app.js", "style.css")
+_SITE = resources.files("npeff") / "explore" / "site"
+ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
+"""The files of the page itself: all that are in the folder."""
 BLOCK = 256
 """Examples per data file."""
 _ABANDONED = 24 * 3600.0
@@ -89,8 +91,7 @@ def export_site(run: Run, out: Path) -> Path:
         return out / "index.html"
     with whole_directory(out) as folder:
         for asset in ASSETS:
-            source = resources.files("npeff") / "explore" / "site" / asset
-            (folder / asset).write_bytes(source.read_bytes())
+            (folder / asset).write_bytes((_SITE / asset).read_bytes())
         _write_run(folder, run, [analyses[name] for name in names])
         _write_examples(folder, run)
         for number, name in enumerate(names):
@@ -109,8 +110,7 @@ def _analysis(run: Run, name: str) -> dict[str, Any]:
 
 
 def _inputs(run: Run, names: list[str]) -> dict[str, Any]:
-    site = resources.files("npeff") / "explore" / "site"
-    assets = hashlib.sha256(b"".join((site / asset).read_bytes() for asset in ASSETS)).hexdigest()
+    assets = {asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS}
     analyses = {name: sha256(decomposition_folder(run, name) / ANALYSIS / "analysis.json") for name in names}
     examples = run.manifest["examples_sha256"]
     return {"format": FORMAT, "run": run.fingerprint, "examples": examples, "analyses": analyses, "assets": assets}

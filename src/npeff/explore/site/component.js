@@ -1,0 +1,79 @@
+// The page of one component: a list of sections, in the main column or beside it.
+"use strict";
+
+route("c", componentView);
+
+// Functions (component's data, {d, j, table, ordering}) → an element or null, or a promise of one; scripts of other
+// pages add theirs. `ordering(show)` calls show(ordering) now and whenever the reader chooses another ordering.
+const componentSections = { main: [examplesSection], side: [crossSection, histogramSection, correlatedSection] };
+
+async function componentView(d, argument) {
+  const j = Number(argument);
+  if (!Number.isInteger(j) || j < 0 || j >= d.components) throw new Error(`There is no component ${argument} in ${d.name}.`);
+  const [page, table] = await Promise.all([load(`${current}/component/${j}`), load(`${current}/components`)]);
+  const shows = [];
+  const context = { d, j, table, ordering: (show) => { shows.push(show); show(page.orderings[0]); } };
+  const made = (sections) => Promise.all(sections.map((section) => section(page, context)));
+  const tabs = page.orderings.map((ordering, n) => el("button", { type: "button", "aria-pressed": String(n === 0), onclick: () => {
+    tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(i === n)));
+    shows.forEach((show) => show(ordering));
+  } }, ordering.order));
+  return [
+    el("div", { class: "title" }, el("h1", {}, `Component ${j}`),
+      el("span", {}, badges({ prediction: page.prediction_tuned, label: page.label_tuned, lnp: page.lnp_tuned })),
+      el("nav", { "aria-label": "Components" },
+        j > 0 ? el("a", { href: componentLink(j - 1), rel: "prev" }, `← ${j - 1}`) : null,
+        el("a", { href: home(), rel: "up" }, "all components"),
+        j + 1 < d.components ? el("a", { href: componentLink(j + 1), rel: "next" }, `${j + 1} →`) : null)),
+    el("p", { class: "quiet" }, `energy ${percent(page.energy, 2)} · active in ${percent(page.density)} of the examples`,
+      page.quantiles.length ? ` · median coefficient ${decimals(page.quantiles[2])}, largest ${decimals(page.quantiles[6])}` : ""),
+    el("div", { class: "columns" },
+      el("div", {}, tabs.length > 1 ? el("div", { class: "tabs", role: "group", "aria-label": "Rank by" }, tabs) : null, await made(componentSections.main)),
+      el("aside", {}, await made(componentSections.side))),
+  ];
+}
+
+function examplesSection(page, context) {
+  const lists = el("div");
+  context.ordering((ordering) => lists.replaceChildren(...exampleLists(page, ordering)));
+  return lists;
+}
+
+function crossSection(page, context) {
+  const section = el("section");
+  context.ordering(({ cross }) => section.replaceChildren(el("h2", {}, cross.labels ? "Label × prediction" : "Predictions"), crossTable(cross, context.d.top)));
+  return section;
+}
+
+function histogramSection(page) {
+  return el("section", {}, el("h2", {}, "Coefficients"), columns(page.histogram),
+    el("p", { class: "quiet small" }, `${number(page.histogram.zero)} examples with 0 not drawn`));
+}
+
+function correlatedSection(page, { table }) {
+  const related = page.correlated.map((k, n) => [k, page.correlation[n]]).filter(([, r]) => Math.abs(r) >= 0.005);
+  if (!related.length) return null;
+  return el("section", {}, el("h2", {}, "Most correlated"), el("ul", { class: "list" }, related.map(([k, r]) => el("li", {},
+    el("a", { href: componentLink(k) }, `Component ${k}`), ` ${r.toFixed(2)} `,
+    badges({ prediction: table.prediction[k], label: table.label[k], lnp: table.lnp[k] }),
+    el("span", { class: "quiet small one-line", dir: "auto" }, visible(table.first[k]))))));
+}
+
+function exampleLists(page, ordering) {
+  if (!ordering.active) return [el("p", { class: "quiet" }, "No example has this component.")];
+  return ordering.lists.flatMap((list, n) => {
+    const title = n === 0 ? `Top ${list.examples.length} of ${number(ordering.active)} active examples`
+      : `Lower down: from place ${number(list.place + 1)} (${percent(list.place / ordering.active, 0)} of the way)`;
+    return [el("h2", {}, title), el("ol", { class: "list" }, list.examples.map((i, k) => exampleItem(i, page.shown[i],
+      [`coefficient ${decimals(list.coefficients[k])}`, list.shares ? [bar(list.shares[k]), ` explains ${percent(list.shares[k])}`] : null])))];
+  });
+}
+
+function crossTable(cross, top) {
+  const rows = cross.labels || [""];
+  return el("div", {}, el("table", { class: "cross" },
+    el("thead", {}, el("tr", {}, cross.labels ? el("td", { class: "quiet small" }, "label ↓ predicted →") : el("td"), cross.predictions.map((name) => el("th", { scope: "col", class: "number", dir: "auto" }, visible(name))))),
+    el("tbody", {}, rows.map((name, r) => el("tr", {}, el("th", { scope: "row", dir: "auto" }, visible(name)),
+      cross.predictions.map((_, c) => el("td", { class: "number" }, String(cross.top[r][c]), el("span", { class: "quiet small" }, ` / ${number(cross.active[r][c])}`))))))),
+    el("p", { class: "quiet small" }, `in the top ${top} / among all active examples`));
+}

@@ -1,0 +1,133 @@
+// The overview of a decomposition.
+"use strict";
+
+const tables = {}; // state of each table of components: query, kind, sort, down
+
+route("", overview);
+
+async function overview(d) {
+  const table = await load(`${current}/components`);
+  const context = { d, table };
+  return [
+    el("h1", {}, `${d.components} components`),
+    el("p", { class: "quiet" }, `${d.name}: method ${d.method}. Tuned: the top ${d.top} ${d.unique ? "distinct texts" : "examples"} agree.`,
+      d.left_out ? ` ${d.left_out} components with fewer active examples are left out of the shares.` : ""),
+    await Promise.all(overviewSections.map((section) => section(d, context))),
+  ];
+}
+
+// Functions (decomposition, {d, table}) → an element, a list of them, or null; scripts of other pages add theirs.
+const overviewSections = [cardSection, mapSection, tableSection, methodSection];
+
+function cardSection(d) {
+  const cards = Object.keys(KINDS).map((kind) => {
+    const rate = d.tunings[kind];
+    if (!rate || rate.share === null) return null;
+    return el("div", { class: "card", title: MEANING[kind] },
+      el("span", { class: `badge ${kind}` }, `${KINDS[kind]}-tuned`),
+      el("b", {}, percent(rate.share)),
+      el("span", { class: "quiet small" }, `${rate.tuned} of ${rate.of}; 95%: ${percent(rate.low)} to ${percent(rate.high)}; by chance ${tiny(rate.expected)}`));
+  });
+  const explained = d.explained === null ? null : el("div", { class: "card" },
+    el("span", { class: "quiet" }, "explained"), el("b", {}, percent(d.explained)),
+    el("span", { class: "quiet small" }, "of an example on average, 1 − residual"));
+  return el("div", { class: "cards" }, cards, explained);
+}
+
+function mapSection(d, { table }) {
+  return el("div", { class: "columns" },
+    el("section", { class: "plot" }, el("h2", {}, "Map"), map(table),
+      el("p", { class: "quiet small" }, "Near to each other: components with similar coefficients. Size: energy. ",
+        [["prediction", "prediction-tuned"], ["both", "prediction and label"], ["lnp", "LnP-tuned"], ["none", "not tuned"]].map(([kind, title]) =>
+          el("span", { class: "key" }, svg("svg", { class: "dot", viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("circle", { class: `point ${kind}`, cx: 5, cy: 5, r: 4 })), title)))),
+    el("aside", {},
+      el("section", {}, el("h2", {}, "Run"),
+        el("dl", {}, run.facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, visible(String(number(value))))]))),
+      el("section", {}, el("h2", {}, "Loss per example"), d.losses.length > 1 ? curve(d.losses) : el("p", { class: "quiet" }, "No history."),
+        d.verdict ? el("p", { class: "quiet small" }, d.verdict) : null)));
+}
+
+function tableSection(d, { table }) {
+  return [el("h2", {}, "Components"), componentTable(d, table)];
+}
+
+function methodSection() {
+  return run.decompositions.length > 1 ? [el("h2", {}, "All decompositions"), methodTable()] : null;
+}
+
+function methodTable() {
+  const share = (rate) => el("td", { class: "number", title: rate ? `by chance ${tiny(rate.expected)}` : "" }, percent(rate ? rate.share : null));
+  const heads = [["name", ""], ["method", ""], ["components", "number"], ["left out", "number"], ["prediction-tuned", "number"], ["label-tuned", "number"], ["LnP-tuned", "number"], ["explained", "number"]];
+  return el("div", { class: "scroll" }, el("table", { id: "methods" },
+    el("thead", {}, el("tr", {}, heads.map(([title, kind]) => el("th", { scope: "col", class: kind }, title)))),
+    el("tbody", {}, run.decompositions.map((d) => el("tr", {},
+      el("td", {}, el("a", { href: `#/d/${encodeURIComponent(d.name)}` }, d.name)), el("td", {}, d.method),
+      el("td", { class: "number" }, String(d.components)), el("td", { class: "number" }, String(d.left_out)),
+      Object.keys(KINDS).map((kind) => share(d.tunings[kind])), el("td", { class: "number" }, percent(d.explained)))))));
+}
+
+function componentTable(d, table) {
+  const key = d.name;
+  const state = tables[key] || (tables[key] = { query: "", kind: "all", sort: "energy", down: true, shown: 100 });
+  const count = table.energy.length;
+  const labelled = table.label_purity.some((value) => value !== null);
+  const most = (counts) => counts.map(([name, n]) => `${name} ${n}`).join(", ");
+  const haystack = Array.from({ length: count }, (_, j) => `${j} ${most(table.labels[j])} ${most(table.predictions[j])} ${table.first[j]}`.toLowerCase());
+  const heads = [
+    ["number", "component", "number"], ["tuned", "tuned", ""], ["energy", "energy", "number"], ["density", "density", "number"],
+    ...(labelled ? [["label_purity", "label purity", "number optional"]] : []), ["prediction_purity", "prediction purity", "number optional"],
+    ["first", "first example", "wide"],
+  ];
+  const value = {
+    number: (j) => j,
+    tuned: (j) => (table.lnp[j] ? 4 : 0) + (table.label[j] ? 2 : 0) + (table.prediction[j] ? 1 : 0) - (table.prediction[j] === null ? 1 : 0),
+    first: (j) => table.first[j].toLowerCase(),
+  };
+  const of = (name) => value[name] || ((j) => (table[name][j] === null ? -1 : table[name][j]));
+  const fits = {
+    all: () => true, prediction: (j) => table.prediction[j], label: (j) => table.label[j], lnp: (j) => table.lnp[j],
+    none: (j) => table.prediction[j] === false && !table.label[j], few: (j) => table.prediction[j] === null,
+  };
+  const body = el("tbody");
+  const said = el("span", { class: "quiet", role: "status" });
+  const more = el("button", { type: "button", onclick: () => { state.shown += 400; show(); } }, "Show more");
+  const head = el("tr", {}, heads.map(([name, title, kind]) => el("th", { class: kind, scope: "col", "data-name": name },
+    el("button", { type: "button", onclick: () => {
+      state.down = state.sort === name ? !state.down : !["number", "first"].includes(name);
+      state.sort = name;
+      show();
+    } }, title))));
+
+  function show() {
+    const words = state.query.toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = [];
+    for (let j = 0; j < count; j++) if (fits[state.kind](j) && words.every((word) => haystack[j].includes(word))) rows.push(j);
+    const by = of(state.sort);
+    const sign = state.down ? -1 : 1;
+    rows.sort((a, b) => { const x = by(a), y = by(b); return x < y ? -sign : x > y ? sign : a - b; });
+    const largest = Math.max(...table.energy, 1e-12);
+    body.replaceChildren(...rows.slice(0, state.shown).map((j) => el("tr", {},
+      el("td", { class: "number" }, el("a", { href: componentLink(j) }, String(j))),
+      el("td", {}, badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] })),
+      el("td", { class: "number" }, bar(table.energy[j] / largest), ` ${percent(table.energy[j], 2)}`),
+      el("td", { class: "number" }, percent(table.density[j])),
+      labelled ? el("td", { class: "number optional", title: most(table.labels[j]) }, percent(table.label_purity[j], 0)) : null,
+      el("td", { class: "number optional", title: most(table.predictions[j]) }, percent(table.prediction_purity[j], 0)),
+      el("td", { class: "wide" }, el("a", { class: "text small", dir: "auto", href: componentLink(j) }, visible(table.first[j]))))));
+    for (const cell of head.children) {
+      if (cell.dataset.name === state.sort) cell.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+      else cell.removeAttribute("aria-sort");
+    }
+    said.textContent = `${rows.length} of ${count}`;
+    more.hidden = rows.length <= state.shown;
+  }
+
+  const filter = el("input", { type: "search", id: "filter", placeholder: "Filter components", "aria-label": "Filter components",
+    value: state.query, oninput: (event) => { state.query = event.target.value; show(); } });
+  const titles = { all: "all", prediction: "prediction-tuned", label: "label-tuned", lnp: "LnP-tuned", none: "not tuned", few: "too few examples" };
+  const kind = el("select", { id: "kind", "aria-label": "Tuning", onchange: (event) => { state.kind = event.target.value; show(); } },
+    Object.entries(titles).map(([name, title]) => el("option", { value: name, selected: state.kind === name }, title)));
+  show();
+  return [el("div", { class: "tools" }, filter, kind, said), el("div", { class: "scroll" }, el("table", { id: "components" }, el("thead", {}, head), body)),
+    el("p", {}, more)];
+}
