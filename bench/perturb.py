@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench import entry
 from npeff.collect import CollectConfig, Prepared, collect, prepare_run
 from npeff.data import DataConfig, load_dataset
 from npeff.decompose.run import DecomposeConfig, decompose
@@ -59,12 +60,6 @@ def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     yield entry("perturb.whiten_over_paper", ratio(whitened) / ratio(paper), ">= 2")
     clusters = measure(run, "clusters", "reject", "lift")
     yield entry("perturb.npeff_over_clusters", ratio(rejected) / ratio(clusters), "> 1")
-
-
-def entry(name: str, value: float, bar: str) -> dict[str, Any]:
-    sign, limit = bar.split()
-    holds = {"<=": value <= float(limit), ">=": value >= float(limit), ">": value > float(limit)}[sign]
-    return {"name": name, "value": value, "bar": bar, "holds": holds}
 
 
 def cached(path: Path, measure_it: Callable[[], float]) -> float:

@@ -21,7 +21,7 @@ from npeff.decompose.run import DecomposeConfig, decompose
 from npeff.errors import UserError
 from npeff.explore.export import export_site
 from npeff.explore.server import SITE
-from npeff.files import read_json, whole_file
+from npeff.files import read_json, write_text
 from npeff.store import MANIFEST, Run
 from npeff.tasks import load_task
 
@@ -107,8 +107,7 @@ def _write_snippets(path: Path) -> None:
         for row in table.to_pylist()
         if len(row["text"].split()) in WORDS
     ]
-    with whole_file(path) as temporary:
-        temporary.write_text("".join(lines), encoding="utf-8")
+    write_text(path, "".join(lines))
 
 
 def _is_collected(path: Path, config: CollectConfig) -> bool:

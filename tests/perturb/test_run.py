@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 
 from npeff.configs import from_dict, to_dict
@@ -21,6 +23,7 @@ from npeff.perturb import run as command
 from npeff.perturb.evaluate import geometric_mean
 from npeff.perturb.places import by_layer_and_kind, find_places, largest_entries, low_rank, split_name
 from npeff.perturb.sensing import SensingConfig
+from npeff.replay import ReplayConfig, replay
 from npeff.store import Run
 from tests import tiny
 
@@ -174,6 +177,57 @@ def test_what_is_saved_is_what_was_measured(config, model_directory):
     assert error < 0.04
     with pytest.raises(UserError, match="No small adapter"):
         perturb(change(config, components=[1], save="adapter", label="small", adapter_share=0.999, adapter_rank=1))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_peft_loads_the_adapter(config, many_answers, tmp_path, family):
+    """PEFT's own loader gives the weights of the delta: of Linear modules, and of GPT-2's transposed Conv1D."""
+    if family == "gpt2":
+        shutil.copytree(many_answers.path, tmp_path / "ten")
+        config = change(config, run=str(tmp_path / "ten"))
+    config = change(config, components=[1], adapter_share=0.9999)
+    for kind in ("delta", "adapter"):
+        perturb(change(config, save=kind, label=kind))
+    delta = load_file(results(config, "delta")[0] / "delta" / "00001.safetensors")
+    where = Run.open(config.run).manifest["config"]["model"]["model"]
+    network = load_model(ModelConfig(model=where, device="cpu")).network
+    original = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    adapted = PeftModel.from_pretrained(network, str(results(config, "adapter")[0] / "adapter" / "00001"))
+    changed = dict(adapted.merge_and_unload().named_parameters())
+    matrices = [name for name, part in delta.items() if part.ndim == 2]
+    assert len(matrices) > 4
+    for name in matrices:
+        change_made = changed[name].detach() - original[name]
+        assert (change_made - delta[name]).norm() < 0.02 * delta[name].norm() + 1e-6
+
+
+def test_all_methods_in_one_table(config):
+    every = change(config, decomposition="all", components=[], count=2, top=3)
+    found = perturb(every)
+    assert list(found) == ["npeff", "gnpeff", "clusters", "svd-gradients"]
+    folder = Run.open(config.run).path / "perturbations"
+    with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["decomposition"]: float(row["KL ratio"]) for row in rows} == {
+        name: pytest.approx(summary["kl_ratio"]) for name, summary in found.items()
+    }
+    ratios = [float(row["KL ratio"]) for row in rows]
+    assert ratios == sorted(ratios, reverse=True)
+    assert len((folder / "table.md").read_text(encoding="utf-8").splitlines()) == 2 + len(rows)
+    with pytest.raises(UserError, match="single one"):
+        change(every, label="x")
+
+
+def test_replay_gives_the_same_results(config, tmp_path):
+    perturb(config)
+    folder, before = results(config, "npeff-reject-lift")
+    shutil.copytree(config.run, tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "perturbations")
+    replay(ReplayConfig(str(folder), to=str(tmp_path / "again")))
+    _, after = results(change(config, run=str(tmp_path / "again")), "npeff-reject-lift")
+    for one, other in zip(before["components"], after["components"], strict=True):
+        assert one["component"] == other["component"]
+        assert one["best"]["ratio"] == pytest.approx(other["best"]["ratio"], rel=1e-4)
 
 
 def test_where_it_lives():

@@ -18,7 +18,7 @@ from npeff.decompose import METHODS, SaeConfig, kind_of
 from npeff.decompose.config import Method
 from npeff.decompose.run import DecomposeConfig, decompose
 from npeff.errors import UserError
-from npeff.files import read_json, whole_file, write_json
+from npeff.files import read_json, whole_file, write_json, write_text
 from npeff.store import Run
 
 DIRECTORY = "comparisons"
@@ -120,8 +120,7 @@ def write(directory: Path, found: dict[str, Any]) -> None:
             rates = [row["tunings"][kind] or {} for kind in KINDS]
             cells = [rate.get(number) for rate in rates for number in numbers]
             writer.writerow([row["title"], row["components"], row["left_out"], *cells])
-    with whole_file(directory / "table.md") as temporary:
-        temporary.write_text(markdown(found), encoding="utf-8")
+    write_text(directory / "table.md", markdown(found))
     save_figure(directory / "table", _draw, found)
     write_json(directory / "table.json", found)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from npeff.analyse.tunings import KINDS
-from npeff.files import remove_partials, whole_file, write_json
+from npeff.files import remove_partials, whole_file, write_json, write_text
 
 JSON = "analysis.json"
 FILES = (
@@ -30,8 +30,7 @@ def write(directory: Path, analysis: dict[str, Any], table: pa.Table) -> None:
     (directory / JSON).unlink(missing_ok=True)
     remove_partials(directory)
     write_csv(directory / "components.csv", analysis)
-    with whole_file(directory / "tunings.md") as temporary:
-        temporary.write_text(markdown(analysis, table), encoding="utf-8")
+    write_text(directory / "tunings.md", markdown(analysis, table))
     for name, draw in (("tunings", _draw_tunings), ("density", _draw_density)):
         save_figure(directory / name, draw, analysis)
     write_json(directory / JSON, analysis)

@@ -19,7 +19,7 @@ from npeff.decompose import Decomposition
 from npeff.decompose.config import Method
 from npeff.decompose.run import DecomposeConfig, decompose
 from npeff.errors import UserError
-from npeff.files import read_json, whole_file, write_json
+from npeff.files import read_json, whole_file, write_json, write_text
 from npeff.store import Run
 
 DIRECTORY = "stability"
@@ -132,8 +132,7 @@ def _write(directory: Path, found: dict[str, Any]) -> None:
             writer = csv.DictWriter(handle, list(plain[0]) if plain else [])
             writer.writeheader()
             writer.writerows(plain)
-    with whole_file(directory / "stability.md") as temporary:
-        temporary.write_text(markdown(found), encoding="utf-8")
+    write_text(directory / "stability.md", markdown(found))
     write_json(directory / "stability.json", found)
 
 

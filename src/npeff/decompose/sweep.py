@@ -17,7 +17,7 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.config import SolverConfig, positive
 from npeff.decompose.run import fit
 from npeff.errors import UserError
-from npeff.files import whole_file, write_json
+from npeff.files import whole_file, write_json, write_text
 from npeff.store import Run
 
 TOP = 16
@@ -164,8 +164,7 @@ def markdown(rows: list[Row], header: bool = True) -> str:
 
 def write(directory: Path, rows: list[Row]) -> None:
     """sweep.md, sweep.csv, sweep.png and, last, sweep.json."""
-    with whole_file(directory / "sweep.md") as temporary:
-        temporary.write_text(f"{markdown(rows)}\n\n{advice(rows)}\n", encoding="utf-8")
+    write_text(directory / "sweep.md", f"{markdown(rows)}\n\n{advice(rows)}\n")
     with whole_file(directory / "sweep.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
         writer = csv.DictWriter(handle, [item.name for item in dataclasses.fields(Row)])
         writer.writeheader()

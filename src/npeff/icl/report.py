@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from npeff.analyse.report import save_figure
-from npeff.files import whole_file, write_json
+from npeff.files import whole_file, write_json, write_text
 
 MEASURES = {"accuracy": "Accuracy", "similarity_0": "Similarity 0-shot", "similarity_k": "Similarity ICL"}
 
@@ -19,8 +19,7 @@ def write(directory: Path, found: dict[str, Any]) -> None:
         names = ("title", "name", "components", "left_out", "undecided", *MEASURES)
         writer.writerow(names)
         writer.writerows([row[name] for name in names] for row in found["rows"])
-    with whole_file(directory / "table.md") as temporary:
-        temporary.write_text(markdown(found), encoding="utf-8")
+    write_text(directory / "table.md", markdown(found))
     save_figure(directory / "table", _draw, found)
     write_json(directory / "table.json", found)
 

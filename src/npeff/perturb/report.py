@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from npeff.files import whole_file, write_json
+from npeff.files import whole_file, write_json, write_text
 from npeff.perturb.evaluate import summary
 from npeff.perturb.places import Place, by_layer_and_kind
 
@@ -19,17 +19,12 @@ def write_report(folder: Path, records: Sequence[dict[str, Any]], notes: dict[st
     """Write results.json, results.csv, table.md and the figures; returns the summary."""
     found = summary(records)
     write_json(folder / "results.json", {"summary": found, "notes": notes, "components": list(records)})
-    _write_text(folder / "results.csv", _csv(records))
-    _write_text(folder / "table.md", _markdown(records, found))
+    write_text(folder / "results.csv", _csv(records))
+    write_text(folder / "table.md", _markdown(records, found))
     if any(record["curve"] for record in records):
         _draw_curves(folder / "curve.png", records)
     _draw_places(folder / "where.png", records)
     return found
-
-
-def _write_text(path: Path, text: str) -> None:
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _csv(records: Sequence[dict[str, Any]]) -> str:

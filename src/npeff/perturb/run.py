@@ -15,6 +15,7 @@ import tyro
 from tqdm import tqdm
 
 from npeff import __version__
+from npeff.analyse.run import finished_decompositions
 from npeff.collect import Prepared, prepare_run
 from npeff.configs import to_dict
 from npeff.decompose import Decomposition
@@ -25,14 +26,16 @@ from npeff.locks import only_one
 from npeff.perturb.edit import save_adapter, save_delta, save_model
 from npeff.perturb.evaluate import Evaluator, Outcome, ratio
 from npeff.perturb.lift import Lifter, Parameters, read_prompts, scale_to_unit
+from npeff.perturb.overview import write_overview
 from npeff.perturb.places import find_places, largest_entries
 from npeff.perturb.plan import Direction, Directions, Plan, make_plan, plan_directions
 from npeff.perturb.report import write_report
-from npeff.perturb.rowsums import check_method, truncate
+from npeff.perturb.rowsums import METHODS, check_method, truncate
 from npeff.perturb.sensing import Scaled, SensingConfig, check_sketch, sense
 from npeff.store import Run
 
 DIRECTORY = "perturbations"
+ALL = "all"
 # options that say where results go or how fast they come, not what they are
 _NOT_IDENTITY = ("run", "label", "overwrite", "device", "memory_gb")
 
@@ -44,7 +47,7 @@ class PerturbConfig:
     run: tyro.conf.Positional[str]
     """Run directory."""
     decomposition: str | None = None
-    """Name of the decomposition; not needed if there is only one."""
+    """Name of the decomposition, not needed if there is only one; `all`: one after another, in one table."""
     components: tuple[int, ...] = ()
     """Components to perturb; without any, --count of them are drawn at random."""
     count: int = 8
@@ -107,11 +110,39 @@ class PerturbConfig:
                 raise UserError(f"--{name.replace('_', '-')} should be above 0 and at most 1.")
         if self.label is not None and (not self.label or Path(self.label).name != self.label or self.label[0] == "."):
             raise UserError(f"{self.label!r} cannot be the name of a directory.")
+        if self.decomposition == ALL and (self.label is not None or self.components):
+            raise UserError(f"--decomposition {ALL} goes without --label and --components, which are for a single one.")
 
 
 def perturb(config: PerturbConfig) -> dict[str, Any]:
-    """Perturb the components that `config` names; returns the summary. Files are in RUN/perturbations/LABEL."""
+    """Perturb the components that `config` names; files are in RUN/perturbations/LABEL.
+
+    Returns the summary; for all decompositions, name → summary.
+    """
     run = Run.open(config.run)
+    names = _perturbable(run) if config.decomposition == ALL else [config.decomposition]
+    found = {name: _perturb_one(run, dataclasses.replace(config, decomposition=name)) for name in names}
+    table = write_overview(run.path / DIRECTORY)
+    if config.decomposition != ALL:
+        return found[config.decomposition]
+    print(f"\n{table}\nin {run.path / DIRECTORY}")
+    return found
+
+
+def _perturbable(run: Run) -> list[str]:
+    """Decompositions of a run whose components are directions of parameters, in the order of the paper's table."""
+    methods = {name: open_decomposition(run, name).config.method for name in finished_decompositions(run)}
+    names = sorted(
+        (name for name in methods if methods[name] in METHODS), key=lambda name: METHODS.index(methods[name])
+    )
+    if not names:
+        raise UserError(
+            f"{run.path} has no decomposition of {', '.join(METHODS)}. `npeff compare {run.path}` makes them."
+        )
+    return names
+
+
+def _perturb_one(run: Run, config: PerturbConfig) -> dict[str, Any]:
     decomposition = open_decomposition(run, config.decomposition)
     check_method(decomposition)
     name = config.decomposition or decomposition.config.method

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from npeff.files import remove_partials, whole_file, write_json
+from npeff.files import remove_partials, whole_file, write_json, write_text
 from npeff.reproduce.recipe import Recipe
 
 SETTINGS = ("task", "model", "examples", "components", "directions", "rank", "sketch", "dim", "solver", "seed")
@@ -18,8 +18,7 @@ def write(directory: Path, recipe: Recipe, found: dict[str, Any]) -> None:
     (directory / "table.json").unlink(missing_ok=True)
     remove_partials(directory)
     _write_csv(directory / "table.csv", found)
-    with whole_file(directory / "table.md") as temporary:
-        temporary.write_text(markdown(recipe, found), encoding="utf-8")
+    write_text(directory / "table.md", markdown(recipe, found))
     if found["cells"]:
         _figure(directory / "table", recipe, found)
     about = {"recipe": recipe.name, "label": recipe.label, "title": recipe.title}

@@ -1,0 +1,62 @@
+"""All perturbations of a run in one table: methods, directions and ways side by side."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from npeff.files import read_json, write_text
+
+COLUMNS = (
+    "label",
+    "decomposition",
+    "direction",
+    "way",
+    "compared at",
+    "components",
+    "KL ratio",
+    "norm ratio",
+    "predicted",
+)
+
+
+def write_overview(folder: Path) -> str:
+    """Write table.md and table.csv of all finished results below `folder`; returns the table in Markdown."""
+    rows = [
+        _row(results.parent.name, read_json(results.parent / "config.json")["config"], read_json(results)["summary"])
+        for results in sorted(folder.glob("*/results.json"))
+    ]
+    rows.sort(key=lambda row: -row["KL ratio"])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(folder / "table.csv", text.getvalue())
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    lines += ["| " + " | ".join(_cell(row[name]) for name in COLUMNS) + " |" for row in rows]
+    markdown = "\n".join(lines) + "\n"
+    write_text(folder / "table.md", markdown)
+    return markdown
+
+
+def _row(label: str, config: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    fixed = config["magnitude"]
+    return {
+        "label": label,
+        "decomposition": config["decomposition"] or "the only one",
+        "direction": config["direction"],
+        "way": config["way"],
+        "compared at": f"KL {config['target_kl']:g}" if fixed is None else f"length {fixed:g}",
+        "components": found["components"],
+        "KL ratio": found["kl_ratio"],
+        "norm ratio": found["norm_ratio"],
+        "predicted": found["predicted_ratio"],
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
