@@ -120,12 +120,12 @@ def perturb(config: PerturbConfig) -> dict[str, Any]:
     Returns the summary; for all decompositions, name → summary.
     """
     run = Run.open(config.run)
-    names = _perturbable(run) if config.decomposition == ALL else [config.decomposition]
-    found = {name: _perturb_one(run, dataclasses.replace(config, decomposition=name)) for name in names}
-    table = write_overview(run.path / DIRECTORY)
     if config.decomposition != ALL:
-        return found[config.decomposition]
-    print(f"\n{table}\nin {run.path / DIRECTORY}")
+        found = _perturb_one(run, config)
+        write_overview(run.path / DIRECTORY)
+        return found
+    found = {name: _perturb_one(run, dataclasses.replace(config, decomposition=name)) for name in _perturbable(run)}
+    print(f"\n{write_overview(run.path / DIRECTORY)}\nin {run.path / DIRECTORY}")
     return found
 
 
