@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from npeff.files import read_json, remove_partials, write_json
 from npeff.locks import only_one
 from npeff.perturb.edit import save_adapter, save_delta, save_model
 from npeff.perturb.evaluate import Evaluator, Outcome, ratio
+from npeff.perturb.identity import identity
 from npeff.perturb.lift import Lifter, Parameters, read_prompts, scale_to_unit
 from npeff.perturb.overview import write_overview
 from npeff.perturb.places import find_places, largest_entries
@@ -36,8 +35,6 @@ from npeff.store import Run
 
 DIRECTORY = "perturbations"
 ALL = "all"
-# options that say where results go or how fast they come, not what they are
-_NOT_IDENTITY = ("run", "label", "overwrite", "device", "memory_gb")
 
 
 @dataclass(frozen=True)
@@ -171,9 +168,7 @@ def _perturb_one(run: Run, config: PerturbConfig) -> dict[str, Any]:
 
 def _start(folder: Path, run: Run, decomposition: Decomposition, config: PerturbConfig) -> None:
     """Write what the results are made of, or refuse results of other options."""
-    options = {name: value for name, value in to_dict(config).items() if name not in _NOT_IDENTITY}
-    made_of = [run.fingerprint, run.manifest["examples_sha256"], _digest(decomposition), options]
-    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    key = identity(run, decomposition, to_dict(config))
     path = folder / "config.json"
     if path.is_file() and read_json(path).get("key") != key:
         if not config.overwrite:
@@ -183,12 +178,6 @@ def _start(folder: Path, run: Run, decomposition: Decomposition, config: Perturb
     remove_partials(folder)
     values = {"npeff": __version__, "command": "perturb", "config": to_dict(config), "key": key}
     write_json(path, values)
-
-
-def _digest(decomposition: Decomposition) -> str:
-    digest = hashlib.sha256(decomposition.components.numpy().tobytes())
-    digest.update(decomposition.coefficients.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _record_path(folder: Path, component: int) -> Path:
