@@ -29,6 +29,7 @@ COMMANDS = {
     "reproduce": ("npeff.reproduce.run", "ReproduceConfig", "reproduce", "measure a table of the paper, at any scale"),
     "explore": ("npeff.explore.server", "ExploreConfig", "explore", "look at a run in the browser"),
     "export": ("npeff.explore.export", "ExportConfig", "export", "write a run as pages that open from disk"),
+    "labels": ("npeff.annotations", "LabelsConfig", "labels", "list or export the labels of components"),
     "probe": ("npeff.decompose.probe", "ProbeConfig", "probe", "which components does a new text use?"),
     "sweep": ("npeff.decompose.sweep", "SweepConfig", "sweep", "how many components? held-out loss for several counts"),
     "check": ("npeff.check", "CheckConfig", "check", "does collection fit this model and task? a minute tells"),

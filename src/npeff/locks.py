@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from npeff.files import disk_errors
 
 
 @contextlib.contextmanager
-def only_one(directory: Path, active: bool = True) -> Iterator[None]:
-    """Hold a lock on `directory` (made if missing); a second process that wants it is told so.
+def only_one(directory: Path, active: bool = True, wait: float = 0.0) -> Iterator[None]:
+    """Hold a lock on `directory` (made if missing); a second process that wants it is told so after `wait` seconds.
 
     The operating system drops the lock when its holder ends, however it ends.
     """
@@ -28,8 +29,13 @@ def only_one(directory: Path, active: bool = True) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         handle = (directory / ".lock").open("w")
     with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"Another process is writing to {directory}. Wait for it to end.") from error
+        end = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() >= end:
+                    raise UserError(f"Another process is writing to {directory}. Wait for it to end.") from error
+                time.sleep(0.01)
         yield
