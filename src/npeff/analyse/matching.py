@@ -6,7 +6,7 @@ Similarities of components are absolute cosines, of their coefficients over exam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -21,14 +21,20 @@ def coefficient_similarity(first: torch.Tensor, second: torch.Tensor) -> torch.T
     """|cos| between the columns of `first` [m, C] and `second` [m, D], [C, D]; a zero column is like none."""
     if len(first) != len(second):
         raise ValueError(f"coefficients of {len(first)} and of {len(second)} examples")
-    products = torch.zeros(first.shape[1], second.shape[1], dtype=torch.float64)
-    squares = [torch.zeros(matrix.shape[1], dtype=torch.float64) for matrix in (first, second)]
-    for a, b in zip(torch.split(first, _ROWS), torch.split(second, _ROWS), strict=True):
-        products += a.T @ b
-        squares[0] += a.square().sum(dim=0, dtype=torch.float64)
-        squares[1] += b.square().sum(dim=0, dtype=torch.float64)
-    norms = squares[0].sqrt()[:, None] * squares[1].sqrt()
-    return torch.where(norms > 0, products.abs() / norms.clamp(min=1e-300), 0.0).clamp(max=1.0)
+    return column_similarity(zip(torch.split(first, _ROWS), torch.split(second, _ROWS), strict=True))
+
+
+def column_similarity(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """|cos| between the columns of two matrices that come in chunks of rows, ([n, C], [n, D]) each; [C, D]."""
+    products: torch.Tensor | float = 0.0
+    squares: list[torch.Tensor | float] = [0.0, 0.0]
+    for a, b in parts:
+        products += (a.T @ b).double()
+        for side, chunk in enumerate((a, b)):
+            squares[side] += chunk.square().sum(dim=0, dtype=torch.float64)
+    left, right = (torch.as_tensor(value).sqrt() for value in squares)
+    norms = left[:, None] * right
+    return torch.where(norms > 0, torch.as_tensor(products).abs() / norms.clamp(min=1e-300), 0.0).clamp(max=1.0)
 
 
 def component_similarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -115,10 +115,14 @@ def _split_row(config: StabilityConfig, run: Run, coarse: int, fine: int) -> dic
 
 
 def _tuned_to(config: StabilityConfig, run: Run, name: str) -> list[str | None]:
-    """The prediction that each component is tuned to, if it is, in its first ordering that is."""
     folder = analyse_one(run, name, AnalyseConfig(config.run, name, config.top), quiet=True)
+    return tuned_predictions(read_json(folder / JSON))
+
+
+def tuned_predictions(analysis: dict[str, Any]) -> list[str | None]:
+    """The prediction that each component is tuned to, if it is, in its first ordering that is."""
     found: list[str | None] = []
-    for component in read_json(folder / JSON)["component"]:
+    for component in analysis["component"]:
         tuned = [ordering for ordering in component["orderings"] if ordering["prediction_tuned"]]
         found.append(next(iter(tuned[0]["predictions"])) if tuned else None)
     return found
