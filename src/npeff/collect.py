@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from npeff import distributed
 from npeff.answers import AnswerSet, encode_all, resolve_answers
 from npeff.collector import Collector, Wanted
 from npeff.configs import from_dict, replace, to_dict
-from npeff.data import DataConfig, Dataset, load_dataset
+from npeff.data import FIELD, DataConfig, Dataset, load_dataset
 from npeff.directions import DirectionsConfig, parse_directions
 from npeff.errors import UserError
 from npeff.locks import only_one
@@ -398,11 +398,18 @@ def prepare_run(run: Run, device: str | None = None) -> Prepared:
 
 
 def collect_texts(
-    run: Run, texts: Sequence[str], prepared: Prepared | None = None
+    run: Run, texts: Sequence[str], prepared: Prepared | None = None, fields: Sequence[Mapping[str, str]] = ()
 ) -> tuple[ArrayRows, dict[str, torch.Tensor]]:
-    """Fisher rows of new texts under a run's model, task and sketch, and all else that `Collector.collect` gives."""
+    """Fisher rows of new texts under a run's model, task and sketch, and all else that `Collector.collect` gives.
+
+    `fields` holds for each text the other columns that the task's prompt names, if it names any.
+    """
     prepared = prepared or prepare_run(run)
-    table = pa.table({"source_row": range(len(texts)), "text": list(texts)})
+    wanted = prepared.task.fields
+    if wanted and [set(given) for given in fields] != [set(wanted)] * len(texts):
+        raise UserError(f"The prompt of task {prepared.task.name!r} also needs {', '.join(wanted)} of every text.")
+    columns = {FIELD + name: [given[name] for given in fields] for name in wanted}
+    table = pa.table({"source_row": range(len(texts)), "text": list(texts), **columns})
     prompts = tokenize(prepared, Dataset(table, run.manifest["task"]["prefix"]))
     found = collect_prompts(prepared, prompts, list(range(len(texts))))
     if "rows" not in found:  # a run without Fishers; the other kinds are in `found`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 import tyro
 
+from npeff.decompose.base import Decomposition
 from npeff.decompose.config import positive
 from npeff.decompose.run import open_decomposition
 from npeff.errors import UserError
@@ -50,14 +52,33 @@ class Probe:
     """Component, coefficient, and its share of all coefficients, strongest first."""
 
 
-def probe(config: ProbeConfig) -> list[Probe]:
-    """Print and return the components of each text."""
+@dataclass(frozen=True)
+class Explained:
+    """New texts in terms of a decomposition's components."""
+
+    coefficients: torch.Tensor
+    """[n, C]"""
+    residuals: torch.Tensor
+    """[n]"""
+    found: dict[str, torch.Tensor]
+    """What else was collected: prediction, probability, set_aside, probabilities, ..."""
+
+
+def explain_texts(run: Run, decomposition: Decomposition, texts: Sequence[str], **options: Any) -> Explained:
+    """Collect texts with a run's model (`options` as for `collect_texts`) and fit them, components fixed."""
     from npeff.collect import collect_texts
 
+    rows, found = collect_texts(run, texts, **options)
+    coefficients, residuals = decomposition.explain(_rows(decomposition.kind, rows, found))
+    return Explained(coefficients, residuals, found)
+
+
+def probe(config: ProbeConfig) -> list[Probe]:
+    """Print and return the components of each text."""
     run = Run.open(config.run)
     decomposition = open_decomposition(run, config.decomposition)
-    rows, found = collect_texts(run, config.texts)
-    coefficients, residuals = decomposition.explain(_rows(decomposition.kind, rows, found))
+    explained = explain_texts(run, decomposition, config.texts)
+    coefficients, residuals, found = explained.coefficients, explained.residuals, explained.found
     ranking = decomposition.coefficients.abs().numpy()
     names, texts = run.manifest["task"]["labels"], run.table["text"].to_pylist()
     results = []
