@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from npeff.demo import DemoConfig, demo, telling
+from npeff.analyse.telling import telling
+from npeff.demo import DemoConfig, demo
 from npeff.errors import UserError
 
 

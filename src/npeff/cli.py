@@ -30,6 +30,8 @@ COMMANDS = {
     "explore": ("npeff.explore.server", "ExploreConfig", "explore", "look at a run in the browser"),
     "export": ("npeff.explore.export", "ExportConfig", "export", "write a run as pages that open from disk"),
     "labels": ("npeff.annotations", "LabelsConfig", "labels", "list or export the labels of components"),
+    "push": ("npeff.share.run", "PushConfig", "push", "share a run in a folder or on the Hugging Face Hub"),
+    "pull": ("npeff.share.run", "PullConfig", "pull", "get a shared run, checked by hash"),
     "probe": ("npeff.decompose.probe", "ProbeConfig", "probe", "which components does a new text use?"),
     "sweep": ("npeff.decompose.sweep", "SweepConfig", "sweep", "how many components? held-out loss for several counts"),
     "check": ("npeff.check", "CheckConfig", "check", "does collection fit this model and task? a minute tells"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 
 from npeff.analyse.ranking import Array
 from npeff.analyse.run import AnalyseConfig, analyse
+from npeff.analyse.telling import telling
 from npeff.collect import CollectConfig, collect
 from npeff.configs import to_dict
 from npeff.data import DataConfig, load_dataset
@@ -32,7 +31,6 @@ WORDS = range(4, 16)
 """Snippets with so many words are short enough to be quick and long enough to say something."""
 _SECONDS = 0.45
 """Per example, on two cores of a laptop; only to tell people roughly."""
-_OVERLAP = 0.25
 
 
 @dataclass(frozen=True)
@@ -125,34 +123,6 @@ def _is_other(path: Path, components: int) -> bool:
 
 
 # --- the most telling components ----------------------------------------------------------------------------------
-
-
-def telling(components: Sequence[dict[str, Any]], count: int = 5) -> list[dict[str, Any]]:
-    """The components to show first: LnP-tuned before label-tuned before others, then by purity of labels, then energy.
-
-    So that the list shows different things, a component is passed over if it shares more than a quarter of its top
-    examples with one chosen before, or if half of the list is about its most frequent label already. `components` are
-    those of an analysis.
-    """
-    eligible = [component for component in components if component["prediction_tuned"] is not None]
-    eligible.sort(
-        key=lambda component: (
-            -bool(component["lnp_tuned"]),
-            -bool(component["label_tuned"]),
-            -(component["label_purity"] or component["prediction_purity"] or 0),
-            -component["energy"],
-        )
-    )
-    chosen: list[dict[str, Any]] = []
-    about: Counter[str] = Counter()
-    for component in eligible:
-        first = component["orderings"][0]
-        top, label = set(first["top"]), next(iter(first["labels"] or first["predictions"]), "")
-        twin = any(len(top & set(other["orderings"][0]["top"])) > _OVERLAP * len(top) for other in chosen)
-        if not twin and about[label] < (count + 1) // 2 and len(chosen) < count:
-            chosen.append(component)
-            about[label] += 1
-    return chosen
 
 
 def _print_telling(analysis: dict[str, Any], run: Run, shown: int = 4) -> None:

@@ -143,8 +143,23 @@ class Run:
                 f"Cannot read {self.path / EXAMPLES}: {error}. `npeff verify` says what is damaged."
             ) from error
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether there are shards at all; a run may be shared without them."""
+        return (self.path / SHARDS).is_dir()
+
+    @property
+    def how_to_get_rows(self) -> str:
+        """What to do about rows that were not shared."""
+        return f"`npeff verify {self.path}` collects them with the run's own model; or have it pushed with --rows."
+
+    def _check_rows(self) -> None:
+        if not self.has_rows:
+            raise UserError(f"{self.path} was shared without its rows, which this needs. {self.how_to_get_rows}")
+
     def source(self, kind: str) -> StoredRows:
         """Rows of one kind: `fisher`, `gradient` or `activation`."""
+        self._check_rows()
         tensor, switch = KINDS[kind]
         if kind not in self.manifest["identity"]["collected"]:
             raise UserError(f"{self.path} has no {kind} rows. Collect a run with {switch}.")
@@ -154,6 +169,7 @@ class Run:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A per-example tensor of all shards, [m, ...]; for the small ones, such as `probabilities`."""
+        self._check_rows()
         return torch.cat([read_tensors(self.path / shard.file, [name])[name] for shard in self.shards])
 
     # --- writing shards ----------------------------------------------------------------------------------------

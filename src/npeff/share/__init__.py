@@ -1,0 +1,5 @@
+"""Sharing runs: `npeff push` and `npeff pull`, to and from a folder or a repository on the Hugging Face Hub."""
+
+from npeff.share.run import PullConfig, PushConfig, pull, push
+
+__all__ = ["PullConfig", "PushConfig", "pull", "push"]

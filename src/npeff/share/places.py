@@ -1,0 +1,174 @@
+"""Where runs are shared: a folder, or a repository on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from npeff.errors import UserError
+from npeff.files import disk_errors
+from npeff.share.contents import INDEX
+
+HUB = "hf://"
+_OF_THE_HUB = {".gitattributes"}
+"""Files that the Hub itself adds to a repository."""
+
+
+class Place(Protocol):
+    """Somewhere a shared run lies, or will."""
+
+    name: str
+
+    def names(self) -> list[str]:
+        """Names of all files there; empty if there is nothing yet."""
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Write the file `name` to `target`."""
+
+    def put(self, files: Mapping[str, Path], texts: Mapping[str, bytes], message: str) -> str:
+        """Put files there in place of what was there, whole or not at all; returns where people find them."""
+
+
+def open_place(name: str, revision: str | None = None, public: bool = False) -> Place:
+    """The place that a user means: `hf://owner/name`, or else a folder."""
+    if not name.startswith(HUB):
+        if revision is not None:
+            raise UserError(f"--revision is for repositories on the Hub (hf://owner/name); {name!r} is a folder.")
+        return Folder(Path(name))
+    repository = name.removeprefix(HUB)
+    if len([part for part in repository.split("/") if part]) != 2 or repository.count("/") != 1:
+        raise UserError(f"{name!r} does not name a repository on the Hub. Write hf://owner/name.")
+    return Hub(repository, revision, public)
+
+
+class Folder:
+    """A folder on this machine, or on a disk that others see too."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, str(path)
+
+    def names(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        if not self.path.is_dir():
+            raise UserError(f"{self.path} is not a folder.")
+        found = []
+        for path in sorted(self.path.rglob("*")):
+            if path.is_symlink():
+                raise UserError(f"{path} is a link. A shared run has none: do not trust it.")
+            if path.is_file():
+                found.append(path.relative_to(self.path).as_posix())
+            elif not path.is_dir():
+                raise UserError(f"{path} is neither file nor folder. A shared run has only these: do not trust it.")
+        return found
+
+    def fetch(self, name: str, target: Path) -> None:
+        source = self.path / name
+        if not source.is_file():
+            raise UserError(f"{self.path} has no {name}.")
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target, follow_symlinks=False)
+
+    def put(self, files: Mapping[str, Path], texts: Mapping[str, bytes], message: str) -> str:
+        path = self.path.absolute()
+        new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+        old = new.with_suffix(".old")
+        try:
+            with disk_errors(path):
+                for name, source in files.items():
+                    (new / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(source, new / name)
+                for name, content in texts.items():
+                    (new / name).write_bytes(content)
+                if path.exists():
+                    path.rename(old)
+                new.rename(path)
+        finally:
+            for leftover in (new, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+        return str(self.path)
+
+
+@dataclass
+class Hub:
+    """A model repository on the Hugging Face Hub. Who is logged in, and which Hub, is the Hub client's own business."""
+
+    repository: str
+    revision: str | None = None
+    public: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = HUB + self.repository
+
+    def names(self) -> list[str]:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        with self._errors():
+            try:
+                found = HfApi().list_repo_files(self.repository, revision=self.revision)
+            except RepositoryNotFoundError:  # one that is private looks the same
+                return []
+        return sorted(set(found) - _OF_THE_HUB)
+
+    def fetch(self, name: str, target: Path) -> None:
+        from huggingface_hub import hf_hub_download
+
+        with self._errors():
+            # the client continues a broken download, and gives a link into its cache: what is behind it is copied
+            found = Path(hf_hub_download(self.repository, name, revision=self.revision))
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(found, target)
+
+    def put(self, files: Mapping[str, Path], texts: Mapping[str, bytes], message: str) -> str:
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+        api = HfApi()
+        wanted: dict[str, Path | bytes] = {**files, **texts}
+        with self._errors(), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message=".*commit a data file.*"
+            )  # the example table is meant to be there
+            api.create_repo(self.repository, private=not self.public, exist_ok=True)
+            stale = set(self.names()) - wanted.keys()
+            # one commit, so nobody ever sees half of it
+            done = api.create_commit(
+                self.repository,
+                [
+                    *(CommitOperationAdd(name, content) for name, content in wanted.items()),
+                    *(CommitOperationDelete(name) for name in sorted(stale)),
+                ],
+                commit_message=message,
+            )
+        return str(done.commit_url)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What the Hub or the way to it refuses, as a message."""
+        from huggingface_hub import errors
+
+        try:
+            yield
+        except (OSError, ValueError, errors.EntryNotFoundError, errors.RevisionResolutionError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise UserError(
+                f"The Hub did not give or take {self.repository}: {reason} "
+                f"(`hf auth login` logs in; HF_ENDPOINT names another Hub.)"
+            ) from error
+        except Exception as error:
+            if not type(error).__module__.startswith(("httpx", "httpcore", "requests")):
+                raise
+            raise UserError(f"The Hub cannot be reached: {error}.") from error
+
+
+def is_empty_or_shared(names: list[str]) -> bool:
+    """Whether a place has nothing in it, or a shared run."""
+    return not names or INDEX in names
