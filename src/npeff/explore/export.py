@@ -5,6 +5,7 @@
     OUT/data/examples/N.js          texts, labels and predictions of a block of examples
     OUT/data/D/components.js        overview table of decomposition number D
     OUT/data/D/component/J.js       one component
+    OUT/data/pair/A-B.js            matched components of two decompositions, and which split into which
     OUT/data/D/examples/N.js        which components explain the examples of a block
     OUT/site.json                   what the files were made of
 
@@ -43,14 +44,16 @@ from npeff.analyse.run import (
     load_decomposition,
     read_examples,
 )
+from npeff.analyse.stability import tuned_predictions
 from npeff.analyse.tunings import Examples
 from npeff.decompose.config import METHODS
 from npeff.errors import UserError
-from npeff.explore import pages
+from npeff.explore import evidence, pages
+from npeff.explore.relations import Relations, brief
 from npeff.files import disk_errors, read_json, sha256, write_json
 from npeff.store import Run
 
-FORMAT = 1
+FORMAT = 2
 MARKER = "site.json"
 _SITE = resources.files("npeff") / "explore" / "site"
 ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
@@ -92,10 +95,13 @@ def export_site(run: Run, out: Path) -> Path:
     with whole_directory(out) as folder:
         for asset in ASSETS:
             (folder / asset).write_bytes((_SITE / asset).read_bytes())
-        _write_run(folder, run, [analyses[name] for name in names])
+        relations = _relations(run, [analyses[name] for name in names])
+        _write_run(folder, run, [analyses[name] for name in names], relations)
         _write_examples(folder, run)
+        for (a, b), relation in relations.pairs.items():
+            _write(folder, f"pair/{a}-{b}", relation)
         for number, name in enumerate(names):
-            _write_decomposition(folder, number, run, name, analyses[name])
+            _write_decomposition(folder, number, run, name, analyses[name], relations)
         write_json(folder / MARKER, {"npeff": __version__, "inputs": inputs})
     return out / "index.html"
 
@@ -109,11 +115,24 @@ def _analysis(run: Run, name: str) -> dict[str, Any]:
     return found
 
 
+def _relations(run: Run, analyses: list[dict[str, Any]]) -> Relations:
+    texts = run.table["text"].to_pylist()
+    briefs = [[brief(row, texts) for row in analysis["component"]] for analysis in analyses]
+    return Relations.of(run, [analysis["name"] for analysis in analyses], briefs)
+
+
 def _inputs(run: Run, names: list[str]) -> dict[str, Any]:
     assets = {asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS}
     analyses = {name: sha256(decomposition_folder(run, name) / ANALYSIS / "analysis.json") for name in names}
     examples = run.manifest["examples_sha256"]
-    return {"format": FORMAT, "run": run.fingerprint, "examples": examples, "analyses": analyses, "assets": assets}
+    return {
+        "format": FORMAT,
+        "run": run.fingerprint,
+        "examples": examples,
+        "analyses": analyses,
+        "perturbations": evidence.digests(run),
+        "assets": assets,
+    }
 
 
 @contextlib.contextmanager
@@ -153,7 +172,7 @@ def _write(folder: Path, key: str, value: Any) -> None:
     path.write_text(f"npeffData({json.dumps(key)},{body});\n", encoding="ascii")
 
 
-def _write_run(folder: Path, run: Run, analyses: list[dict[str, Any]]) -> None:
+def _write_run(folder: Path, run: Run, analyses: list[dict[str, Any]], relations: Relations) -> None:
     manifest, table = run.manifest, run.table
     config = manifest["config"]
     task = manifest["task"]
@@ -171,19 +190,22 @@ def _write_run(folder: Path, run: Run, analyses: list[dict[str, Any]]) -> None:
     if known.any() and task["labels"]:
         right = table["label"].to_numpy(zero_copy_only=False)[known] == table["prediction"].to_numpy()[known]
         facts.insert(5, ["accuracy", f"{right.mean():.1%}"])
-    brief = ("name", "method", "components", "eligible", "left_out", "top", "unique", "tunings", "explained", "orders")
+    kept = ("name", "method", "components", "eligible", "left_out", "top", "unique", "tunings", "explained", "orders")
     decompositions = []
-    for analysis in analyses:
+    for analysis, member in zip(analyses, relations.members, strict=True):
         where = decomposition_folder(run, analysis["name"])
         diagnostics = read_json(where / "diagnostics.json") if (where / "diagnostics.json").is_file() else {}
         decompositions.append(
             {
-                **{key: analysis[key] for key in brief},
+                **{key: analysis[key] for key in kept},
+                "seed": member.seed,
                 "losses": _losses(where / "history.csv"),
                 "verdict": diagnostics.get("verdict"),
             }
         )
-    _write(folder, "run", {"facts": facts, "examples": len(table), "block": BLOCK, "decompositions": decompositions})
+    pairs = relations.lines([tuned_predictions(analysis) for analysis in analyses])
+    about = {"facts": facts, "examples": len(table), "block": BLOCK, "decompositions": decompositions}
+    _write(folder, "run", {**about, "pairs": pairs, "chains": relations.chains})
 
 
 def _losses(path: Path) -> list[float]:
@@ -215,17 +237,24 @@ def _write_examples(folder: Path, run: Run) -> None:
         )
 
 
-def _write_decomposition(folder: Path, number: int, run: Run, name: str, analysis: dict[str, Any]) -> None:
+def _write_decomposition(
+    folder: Path, number: int, run: Run, name: str, analysis: dict[str, Any], relations: Relations
+) -> None:
     decomposition, examples = load_decomposition(run, name), read_examples(run)
     texts = run.table["text"].to_pylist()
     overlaps = matrix.overlap(decomposition.components, analysis["method"])
     places = matrix.embed(decomposition.coefficients)
-    _write(folder, f"{number}/components", {**pages.table_of_components(analysis, texts), **pages.map_of(places)})
+    perturbations = evidence.read_perturbations(run, name, decomposition)
+    table = {**pages.table_of_components(analysis, texts), **pages.map_of(places)}
+    table |= evidence.overview(perturbations, analysis["components"])
+    _write(folder, f"{number}/components", {**table, "stability": relations.stability(number)})
     shown = _Shown(run, texts, examples)
     orders: dict[str, Iterator[Array]] = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
     for row in tqdm(analysis["component"], desc=f"Page of {name}", unit="component"):
         scores = {order: next(column) for order, column in orders.items()}
         page, wanted = pages.component_page(row, scores, decomposition, overlaps, examples, analysis["top"])
+        page["relations"] = relations.of_component(number, row["number"])
+        page["perturbations"] = evidence.of_component(perturbations, row["number"])
         _write(folder, f"{number}/component/{row['number']}", {**page, "shown": shown.rows(wanted)})
     for block, start in enumerate(range(0, len(texts), BLOCK)):
         coefficients = decomposition.coefficients[start : start + BLOCK]

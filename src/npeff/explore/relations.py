@@ -23,9 +23,10 @@ from tqdm import tqdm
 from npeff.analyse import matching
 from npeff.analyse.ranking import Array
 from npeff.analyse.run import decomposition_folder
+from npeff.analyse.tunings import KINDS
 from npeff.decompose import kind_of
 from npeff.errors import UserError
-from npeff.explore.pages import rounded
+from npeff.explore.pages import cut, rounded
 from npeff.files import read_json, sha256, write_json
 from npeff.store import Run
 
@@ -35,6 +36,7 @@ NEAREST = 12
 """Other decompositions that each one is related with."""
 _ROWS = 8192
 _COLUMNS = 2048
+_PREVIEW = 100
 
 
 @dataclass(frozen=True)
@@ -213,11 +215,24 @@ Item = tuple[int, float, float | None]
 """Another decomposition's component, with the similarity of coefficients and of components."""
 
 
+def brief(row: dict[str, Any], texts: Sequence[str]) -> list[Any]:
+    """A component in a few words, from its entry in an analysis: tunings, most frequent prediction, first example."""
+    first = row["orderings"][0]
+    prediction = next(iter(first["predictions"]), "")
+    text = cut(texts[first["top"][0]], _PREVIEW) if first["top"] else ""
+    return [*(row[f"{kind}_tuned"] for kind in KINDS), prediction, text]
+
+
 class Relations:
     """All that is known about how a run's decompositions relate. Members go by their number in `members`."""
 
-    def __init__(self, members: Sequence[Member], found: dict[tuple[int, int], dict[str, Any]]) -> None:
-        self.members, self.pairs = members, found
+    def __init__(
+        self,
+        members: Sequence[Member],
+        found: dict[tuple[int, int], dict[str, Any]],
+        briefs: Sequence[Sequence[list[Any]]],
+    ) -> None:
+        self.members, self.pairs, self._briefs = members, found, briefs
         self.chains = chains(members)
         # member → other member → component → its items there
         self._items: dict[int, dict[int, list[list[Item]]]] = defaultdict(dict)
@@ -231,13 +246,13 @@ class Relations:
                     self._by_components[one][other] = [items[0] if items else None for items in lists]
 
     @classmethod
-    def of(cls, run: Run, names: Sequence[str]) -> Relations:
-        """Relate the decompositions `names` of a run, as far as that is not done."""
+    def of(cls, run: Run, names: Sequence[str], briefs: Sequence[Sequence[list[Any]]]) -> Relations:
+        """Relate the decompositions `names` of a run, as far as that is not done; `briefs` are of their components."""
         members = read_members(run, names)
         pairs = choose_pairs(members)
         bar = tqdm(pairs, desc="Relating decompositions", unit="pair", disable=not pairs)
         found = {(a, b): relate(run, members[a], members[b]) for a, b in bar}
-        return cls(members, found)
+        return cls(members, found, briefs)
 
     def others(self, member: int) -> list[int]:
         """Members that `member` was related with: same count first, then coarser to finer; seeds before methods."""
@@ -262,7 +277,7 @@ class Relations:
                     "other": other,
                     "kind": kind,
                     "count": len(items),
-                    "items": items[:most],
+                    "items": [[*item, *self._briefs[other][item[0]]] for item in items[:most]],
                     "by_components": by_components and by_components[component],
                 }
             )
@@ -283,7 +298,7 @@ class Relations:
         ]
         return rounded([total / len(seeds) for total in totals])
 
-    def summary(self, tuned: Sequence[Sequence[str | None]]) -> list[dict[str, Any]]:
+    def lines(self, tuned: Sequence[Sequence[str | None]]) -> list[dict[str, Any]]:
         """Every pair in a line; `tuned` says of each member's components to which prediction they are tuned."""
         lines = []
         for (a, b), relation in self.pairs.items():
