@@ -13,7 +13,12 @@ from npeff.errors import UserError
 # command → (module, config class, function, what it does); a module is imported only when its command runs
 COMMANDS = {
     "demo": ("npeff.demo", "DemoConfig", "demo", "real components of the embedded model, with a page to look at"),
-    "collect": ("npeff.collect", "CollectConfig", "collect", "collect per-example Fishers into a run directory"),
+    "collect": (
+        "npeff.collect",
+        "CollectConfig",
+        "collect_or_estimate",
+        "collect per-example Fishers into a run directory",
+    ),
     "decompose": ("npeff.decompose.run", "DecomposeConfig", "decompose", "find the components of a run"),
     "analyse": ("npeff.analyse.run", "AnalyseConfig", "analyse", "what is each component tuned to?"),
     "perturb": ("npeff.perturb.run", "PerturbConfig", "perturb", "change the model along components: who notices?"),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,9 @@ from npeff.rows import ArrayRows
 from npeff.sketch.base import SketchConfig, make_sketch
 from npeff.store import Run, Shard, inputs_hash, read_tensors
 from npeff.tasks import Task, load_task
+
+if TYPE_CHECKING:
+    from npeff.estimate import Estimate
 
 TEXTS_AT_ONCE = 1024
 
@@ -86,19 +89,22 @@ class Prepared:
     collector: Collector
 
 
+def collect_or_estimate(config: CollectConfig) -> Run | Estimate:
+    """The command: what `collect` or, with `dry_run`, `npeff.estimate.estimate_collection` does."""
+    from npeff.estimate import estimate_collection  # which needs this module
+
+    return estimate_collection(config) if config.dry_run else collect(config)
+
+
 def collect(config: CollectConfig) -> Run:
     """Collect what `config` asks for into `config.run`, or continue there; returns the finished run."""
+    if config.dry_run:
+        raise UserError("A dry run collects nothing: call npeff.estimate.estimate_collection instead.")
     distributed.start()
     path = Path(config.run)
     prepared = prepare(config)
     dataset, prompts = load_prompts(prepared)
     prepared.collector.answer_model.check_tree(max(prompts, key=len))
-    if config.dry_run:
-        from npeff.estimate import print_estimate
-
-        if distributed.rank() == 0:
-            print_estimate(prepared, prompts)
-        raise SystemExit(0)
     with only_one(path, active=distributed.rank() == 0):
         if distributed.rank() == 0:
             run = _start_or_continue(path, prepared, dataset)

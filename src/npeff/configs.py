@@ -6,6 +6,8 @@ A field's docstring is its help text. `to_dict` and `from_dict` are inverse to e
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import os
 import types
 import typing
 from dataclasses import replace
@@ -13,7 +15,7 @@ from typing import Any, TypeVar
 
 from npeff.errors import UserError
 
-__all__ = ["from_dict", "replace", "to_dict"]
+__all__ = ["from_dict", "from_options", "replace", "to_dict"]
 
 Config = TypeVar("Config")
 
@@ -42,6 +44,34 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
         return kind(**{name: _typed(hints[name], value, name) for name, value in values.items()})
     except TypeError as error:
         raise UserError(f"{kind.__name__}: {error}.") from error
+
+
+def from_options(kind: type[Config], options: dict[str, Any]) -> Config:
+    """A config from options that all lie on one level, as on the command line; those of its parts are found by name."""
+    known = _leaves(kind)
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise UserError(f"There is no option {name!r}.{hint} Options are {', '.join(known)}.")
+        place = values
+        for part in known[name]:
+            place = place.setdefault(part, {})
+        place[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return from_dict(kind, values)
+
+
+def _leaves(kind: Any, parts: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+    """Options of a config → the nested configs that they lie in, outermost first."""
+    hints = typing.get_type_hints(kind)
+    found: dict[str, tuple[str, ...]] = {}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            found |= _leaves(hints[field.name], (*parts, field.name))
+        else:
+            found[field.name] = parts
+    return found
 
 
 def _typed(hint: Any, value: Any, name: str) -> Any:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from npeff.collect import Prepared, collect_prompts
+from npeff import distributed
+from npeff.collect import CollectConfig, Prepared, collect_prompts, load_prompts, prepare
 from npeff.distributed import world_size
 
 MEASURED_BATCHES = 3
@@ -22,8 +23,22 @@ class Estimate:
 
     seconds: float
     disk: int
+    """Bytes."""
     memory: int
+    """Bytes at the peak."""
     seconds_per_example: float
+
+
+def estimate_collection(config: CollectConfig) -> Estimate:
+    """Measure a few batches of the collection that `config` asks for, print what all of it will cost, and return it."""
+    distributed.start()
+    prepared = prepare(config)
+    _, prompts = load_prompts(prepared)
+    prepared.collector.answer_model.check_tree(max(prompts, key=len))
+    found = estimate(prepared, prompts)
+    if distributed.rank() == 0:
+        _print(found, prepared, prompts)
+    return found
 
 
 def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
@@ -61,9 +76,7 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def print_estimate(prepared: Prepared, prompts: list[list[int]]) -> None:
-    """Measure, and say it in words."""
-    found = estimate(prepared, prompts)
+def _print(found: Estimate, prepared: Prepared, prompts: list[list[int]]) -> None:
     folder = Path(prepared.config.run).absolute()
     while not folder.exists():
         folder = folder.parent

@@ -77,23 +77,30 @@ def probe(config: ProbeConfig) -> list[Probe]:
     """Print and return the components of each text."""
     run = Run.open(config.run)
     decomposition = open_decomposition(run, config.decomposition)
-    explained = explain_texts(run, decomposition, config.texts)
-    coefficients, residuals, found = explained.coefficients, explained.residuals, explained.found
+    results = probe_texts(run, decomposition, config.texts, config.top)
     ranking = decomposition.coefficients.abs().numpy()
     names, texts = run.manifest["task"]["labels"], run.table["text"].to_pylist()
+    for found in results:
+        answer = names[found.prediction] if names else str(found.prediction)
+        print(f"{found.text!r}: {answer} ({found.probability:.1%}), unexplained {found.residual:.1%}")
+        for j, coefficient, share in found.components:
+            best = np.argsort(-ranking[:, j], kind="stable")[: config.examples]
+            print(f"  component {j:4d}  {coefficient:8.4f}  {share:6.1%}  " + " | ".join(texts[k] for k in best))
+    return results
+
+
+def probe_texts(run: Run, decomposition: Decomposition, texts: Sequence[str], top: int = 8) -> list[Probe]:
+    """Collect texts as the run was, and explain them by at most `top` of the components each."""
+    explained = explain_texts(run, decomposition, texts)
+    coefficients, residuals, found = explained.coefficients, explained.residuals, explained.found
     results = []
-    for i, text in enumerate(config.texts):
+    for i, text in enumerate(texts):
         sizes = coefficients[i].abs()
-        order = sizes.argsort(descending=True)[: config.top].tolist()
         total = float(sizes.sum())
+        order = sizes.argsort(descending=True)[:top].tolist()
         strongest = [(j, float(coefficients[i, j]), float(sizes[j]) / total) for j in order if sizes[j] > 0]
         prediction, probability = int(found["prediction"][i]), float(found["probability"][i])
         results.append(Probe(text, prediction, probability, float(residuals[i]), strongest))
-        answer = names[prediction] if names else str(prediction)
-        print(f"{text!r}: {answer} ({probability:.1%}), unexplained {float(residuals[i]):.1%}")
-        for j, coefficient, share in strongest:
-            best = np.argsort(-ranking[:, j], kind="stable")[: config.examples]
-            print(f"  component {j:4d}  {coefficient:8.4f}  {share:6.1%}  " + " | ".join(texts[k] for k in best))
     return results
 
 
