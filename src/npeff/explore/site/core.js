@@ -146,7 +146,7 @@ async function start() {
   const facts = Object.fromEntries(run.facts);
   $("run-name").textContent = visible(`${facts.task} · ${String(facts.model).split("/").pop()}`);
   $("pick").append(...run.decompositions.map((d, n) => el("option", { value: n }, d.name)));
-  $("pick-box").hidden = run.decompositions.length < 2;
+  $("pick-box").hidden = $("compare-link").hidden = run.decompositions.length < 2;
   $("pick").addEventListener("change", (event) => { current = Number(event.target.value); location.hash = home(); });
   $("search").addEventListener("submit", (event) => {
     event.preventDefault();

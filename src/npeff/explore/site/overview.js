@@ -76,6 +76,7 @@ function componentTable(d, table) {
   const heads = [
     ["number", "component", "number"], ["tuned", "tuned", ""], ["energy", "energy", "number"], ["density", "density", "number"],
     ...(labelled ? [["label_purity", "label purity", "number optional"]] : []), ["prediction_purity", "prediction purity", "number optional"],
+    ...(table.kl_ratio ? [["kl_ratio", "KL ratio", "number"]] : []), ...(table.stability ? [["stability", "stability", "number optional"]] : []),
     ["first", "first example", "wide"],
   ];
   const value = {
@@ -113,6 +114,8 @@ function componentTable(d, table) {
       el("td", { class: "number" }, percent(table.density[j])),
       labelled ? el("td", { class: "number optional", title: most(table.labels[j]) }, percent(table.label_purity[j], 0)) : null,
       el("td", { class: "number optional", title: most(table.predictions[j]) }, percent(table.prediction_purity[j], 0)),
+      table.kl_ratio ? el("td", { class: "number", title: "largest of its perturbations" }, times(table.kl_ratio[j])) : null,
+      table.stability ? el("td", { class: "number optional", title: "mean similarity with its match in other seeds" }, similar(table.stability[j])) : null,
       el("td", { class: "wide" }, el("a", { class: "text small", dir: "auto", href: componentLink(j) }, visible(table.first[j]))))));
     for (const cell of head.children) {
       if (cell.dataset.name === state.sort) cell.setAttribute("aria-sort", state.down ? "descending" : "ascending");
