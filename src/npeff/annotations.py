@@ -57,7 +57,7 @@ class Annotations:
         self.name = name
         self.path = run.path / FOLDER / f"{name}.jsonl"
         self._config = decomposition_folder(run, name) / "config.json"
-        self._fingerprint, self._components = self._read_config()
+        self._fingerprint, self.components = self._read_config()
 
     def current(self) -> dict[int, Annotation]:
         """Component → what is said about it. The latest counts, but a person's always before an automatic one."""
@@ -76,8 +76,8 @@ class Annotations:
         self, component: int, label: str, note: str = "", who: str | None = None, source: str = PERSON
     ) -> Annotation:
         """Append to the journal; when this returns, the annotation is on the disk. No label and no note: removed."""
-        if not 0 <= component < self._components:
-            raise UserError(f"{self.name} has components 0 to {self._components - 1}, not {component}.")
+        if not 0 <= component < self.components:
+            raise UserError(f"{self.name} has components 0 to {self.components - 1}, not {component}.")
         texts = {"label": label, "note": note, "who": who or "", "source": source}
         for what, text in texts.items():
             if not is_text(text):
@@ -88,17 +88,21 @@ class Annotations:
         texts |= {
             "label": " ".join(label.split()),
             "note": note.strip(),
-            "who": " ".join(texts["who"].split()) or _user(),
+            "who": " ".join(texts["who"].split()) or system_user(),
         }
         when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         annotation = Annotation(component, when=when, **texts)
         line = json.dumps({**dataclasses.asdict(annotation), "decomposition": self._fingerprint}) + "\n"
         with only_one(self.path.parent, wait=_PATIENCE):
-            if self._read_config()[0] != self._fingerprint:
+            if not self.is_current():
                 raise UserError(f"Decomposition {self.name!r} was made anew meanwhile. Start again to see it.")
             with disk_errors(self.path):
                 _append(self.path, line.encode("ascii"))
         return annotation
+
+    def is_current(self) -> bool:
+        """Whether the decomposition is still the one that this was opened for."""
+        return self._config.is_file() and self._read_config()[0] == self._fingerprint
 
     def _read_config(self) -> tuple[str, int]:
         config = read_json(self._config)
@@ -172,7 +176,8 @@ def _sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def _user() -> str:
+def system_user() -> str:
+    """Who is at work here, as the system calls them."""
     try:
         return getpass.getuser()[: LONGEST["who"]]
     except (KeyError, OSError):  # a container may know no name for its user

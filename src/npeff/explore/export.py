@@ -7,6 +7,7 @@
     OUT/data/D/component/J.js       one component
     OUT/data/pair/A-B.js            matched components of two decompositions, and which split into which
     OUT/data/D/examples/N.js        which components explain the examples of a block
+    OUT/data/D/labels.js            labels and notes of its components
     OUT/site.json                   what the files were made of
 
 Browsers do not let a page from disk fetch JSON, so each data file is a script with one call; the page loads those that
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -46,11 +48,12 @@ from npeff.analyse.run import (
 )
 from npeff.analyse.stability import tuned_predictions
 from npeff.analyse.tunings import Examples
+from npeff.annotations import Annotations
 from npeff.decompose.config import METHODS
 from npeff.errors import UserError
 from npeff.explore import evidence, pages
 from npeff.explore.relations import Relations, brief
-from npeff.files import disk_errors, read_json, sha256, write_json
+from npeff.files import disk_errors, read_json, sha256, whole_file, write_json
 from npeff.store import Run
 
 FORMAT = 2
@@ -90,6 +93,7 @@ def export_site(run: Run, out: Path) -> Path:
     names.sort(key=lambda name: METHODS.index(analyses[name]["method"]))  # NPEFF is what people come for
     inputs = _inputs(run, names)
     if (out / MARKER).is_file() and read_json(out / MARKER).get("inputs") == inputs:
+        _write_labels(out, run, names)
         print(f"The page in {out} is up to date.")
         return out / "index.html"
     with whole_directory(out) as folder:
@@ -102,6 +106,7 @@ def export_site(run: Run, out: Path) -> Path:
             _write(folder, f"pair/{a}-{b}", relation)
         for number, name in enumerate(names):
             _write_decomposition(folder, number, run, name, analyses[name], relations)
+        _write_labels(folder, run, names)
         write_json(folder / MARKER, {"npeff": __version__, "inputs": inputs})
     return out / "index.html"
 
@@ -164,12 +169,25 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _write(folder: Path, key: str, value: Any) -> None:
-    """Write one data file: `npeffData("key", value)`."""
+    """Write one data file."""
     path = folder / "data" / f"{key}.js"
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_script(key, value), encoding="ascii")
+
+
+def _script(key: str, value: Any) -> str:
+    """The text of a data file: `npeffData("key", value)`."""
     # ASCII only, so that no character of a text can end the script or depend on how the file is decoded
     body = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    path.write_text(f"npeffData({json.dumps(key)},{body});\n", encoding="ascii")
+    return f"npeffData({json.dumps(key)},{body});\n"
+
+
+def _write_labels(folder: Path, run: Run, names: list[str]) -> None:
+    """Write what people say about the components now. All else stays when only this has changed."""
+    for number, name in enumerate(names):
+        labels = [dataclasses.asdict(annotation) for annotation in Annotations(run, name).current().values()]
+        with whole_file(folder / "data" / str(number) / "labels.js") as temporary:
+            temporary.write_text(_script(f"{number}/labels", labels), encoding="ascii")
 
 
 def _write_run(folder: Path, run: Run, analyses: list[dict[str, Any]], relations: Relations) -> None:

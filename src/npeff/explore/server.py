@@ -1,9 +1,12 @@
-"""`npeff explore`: serves a run's page on this machine only."""
+"""`npeff explore`: serves a run's page on this machine only, takes labels and tries texts."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mimetypes
+import socket
+import sys
 import threading
 import webbrowser
 from dataclasses import dataclass
@@ -11,17 +14,23 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import tyro
 
 from npeff import __version__
+from npeff.analyse.run import finished_decompositions
 from npeff.errors import UserError
+from npeff.explore.api import PREFIX, Api
 from npeff.explore.export import MARKER, export_site
 from npeff.store import Run
 
 LOOPBACK = "127.0.0.1"
 SITE = "site"
+LARGEST = 64 * 1024
+"""Bytes that a request may have."""
+_SERVED = b"const SERVED = true;\n"
+"""In place of the export's served.js: tells the page that somebody listens."""
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -47,6 +56,8 @@ class ExploreConfig:
     """Port to listen on; 0 takes a free one."""
     open: bool = True
     """Open the page in the default browser."""
+    device: str | None = None
+    """Where to run the model for texts that you try: cpu, cuda, ...; the device of the collection if not given."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -57,7 +68,8 @@ def explore(config: ExploreConfig) -> None:
     """Export the page of a run into RUN/site if it is not there or out of date, and serve it until interrupted."""
     run = Run.open(config.run)
     export_site(run, run.path / SITE)
-    with make_server(run.path / SITE, config.port) as server:
+    api = Api(run, finished_decompositions(run), config.device)
+    with make_server(run.path / SITE, config.port, api) as server:
         address = f"http://{LOOPBACK}:{server.server_port}/"
         print(f"Serving {run.path} at {address} (Ctrl-C ends it)", flush=True)
         if config.open:
@@ -66,52 +78,103 @@ def explore(config: ExploreConfig) -> None:
             server.serve_forever()
 
 
-def make_server(site: Path, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the exported page in `site`, bound to loopback."""
+def make_server(site: Path, port: int = 0, api: Api | None = None) -> ThreadingHTTPServer:
+    """A server of the exported page in `site`, bound to loopback; without `api` it only reads."""
     if not (site / MARKER).is_file():
         raise UserError(f"{site} is not an exported page.")
 
     class Handler(_Handler):
         root = site.resolve()
 
+    Handler.api = api
     try:
-        server = ThreadingHTTPServer((LOOPBACK, port), Handler)
+        server = _Server((LOOPBACK, port), Handler)
     except OSError as error:
         raise UserError(f"Cannot listen on port {port}: {error.strerror}. Choose another --port.") from error
-    server.daemon_threads = True
     return server
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say in a line what went wrong; readers who leave before a page is whole are no error."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError | TimeoutError):
+            print(f"npeff explore: {type(error).__name__}: {error}", file=sys.stderr)
+
+
 class _Handler(BaseHTTPRequestHandler):
-    """GET and HEAD of files below `root`; nothing else."""
+    """GET and HEAD of files below `root`, and the requests that `api` answers; nothing else."""
 
     root: Path
+    api: Api | None = None
     timeout = 30
     server_version = f"npeff/{__version__}"
     sys_version = ""
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer(body=True)
+        self._answer()
 
     def do_HEAD(self) -> None:
-        self._answer(body=False)
+        self._answer()
 
-    def _answer(self, body: bool) -> None:
+    def do_POST(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = self._path()
+        if self.command != "POST" and ("Content-Length" in self.headers or "Transfer-Encoding" in self.headers):
+            self.close_connection = True  # what comes next is a body that nobody asked for, not a request
         if not self._is_ours():
-            return self._refuse(HTTPStatus.FORBIDDEN)
+            return self._refuse(HTTPStatus.FORBIDDEN, "This request comes from elsewhere.")
+        if self.api is not None and path.startswith(PREFIX):
+            return self._answer_api(self.api, path)
+        if self.command == "POST":
+            return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "Files are only read.", Allow="GET, HEAD")
+        if self.api is not None and path == "/served.js":
+            return self._send(HTTPStatus.OK, _TYPES[".js"], _SERVED)
         file = self._file()
         if file is None:
-            return self._refuse(HTTPStatus.NOT_FOUND)
-        content = file.read_bytes()
-        self.send_response(HTTPStatus.OK)
+            return self._refuse(HTTPStatus.NOT_FOUND, "There is no such file.")
         kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        return self._send(HTTPStatus.OK, kind, file.read_bytes())
+
+    def _answer_api(self, api: Api, path: str) -> None:
+        methods = api.methods(path)
+        if not methods:
+            return self._refuse(HTTPStatus.NOT_FOUND, "There is no such request.")
+        if self.command not in methods:
+            allowed = ", ".join(methods)
+            return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}.", Allow=allowed)
+        if self.command != "POST":
+            return self._send_json(*api.get(path, self.path.partition("?")[2].partition("#")[0]))
+        # a form of another site's page can neither send JSON nor a header of its own
+        if self.headers.get("Sec-Fetch-Site") != "same-origin" and "X-Npeff" not in self.headers:
+            return self._refuse(HTTPStatus.FORBIDDEN, "Without a browser, send a header X-Npeff along.")
+        if self.headers.get_content_type() != "application/json":
+            return self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send application/json.")
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdecimal()) or "Transfer-Encoding" in self.headers:
+            return self._refuse(HTTPStatus.LENGTH_REQUIRED, "Say how long the request is (Content-Length).")
+        if len(length) > 9 or int(length) > LARGEST:
+            return self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A request may have {LARGEST} bytes.")
+        return self._send_json(*api.post(path, self.rfile.read(int(length))))
+
+    def _send_json(self, status: HTTPStatus, value: Any, **headers: str) -> None:
+        body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+        self._send(status, "application/json", body, **headers)
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes, **headers: str) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        if body:
+        if self.command != "HEAD":
             self.wfile.write(content)
-        return None
 
     def _is_ours(self) -> bool:
         """Whether the request comes from our own page or from the user's address bar.
@@ -133,9 +196,12 @@ class _Handler(BaseHTTPRequestHandler):
             )
         )
 
+    def _path(self) -> str:
+        return self.path.partition("#")[0].partition("?")[0]
+
     def _file(self) -> Path | None:
         """The file that is asked for, if it is below the root."""
-        path = unquote(urlsplit(self.path).path)
+        path = unquote(self._path())
         if "\0" in path or "\\" in path or not path.startswith("/"):
             return None
         try:
@@ -144,12 +210,14 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:  # a name too long for the file system, for one
             return None
 
-    def _refuse(self, status: HTTPStatus) -> None:
+    def _refuse(self, status: HTTPStatus, why: str, **headers: str) -> None:
+        """Answer with an error and end the connection: what else was sent is not for us to make sense of."""
         self.close_connection = True
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self._send_json(status, {"error": why}, Connection="close", **headers)
+        if self.command == "POST":  # closing with unread bytes could take the answer away before it is read
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_WR)
+                self.rfile.read(2 * LARGEST)
 
     def end_headers(self) -> None:
         for name, value in _HEADERS.items():

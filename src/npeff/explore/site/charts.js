@@ -1,7 +1,7 @@
 // Drawings: the map of components, the loss curve, histograms.
 "use strict";
 
-function map(table) {
+function map(table, themes) {
   const width = 640, height = 480, edge = 14;
   const range = (values) => [Math.min(...values), Math.max(...values)];
   const [left, right] = range(table.x), [bottom, top] = range(table.y), largest = Math.max(...table.energy, 1e-12);
@@ -13,7 +13,7 @@ function map(table) {
   return svg("svg", { id: "map", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Map of the components; the table below lists them" },
     table.x.map((_, j) => svg("a", { href: componentLink(j), tabindex: "-1" },
       svg("circle", { class: `point ${kind(j)}`, cx: x(table.x[j]).toFixed(1), cy: y(table.y[j]).toFixed(1), r: (most * (0.4 + 0.6 * Math.sqrt(table.energy[j] / largest))).toFixed(1) },
-        svg("title", {}, visible(`${j}: ${table.first[j]}`))))));
+        svg("title", {}, `${j}: ${themeText(themes.get(j)) || visible(table.first[j])}`)))));
 }
 
 function curve(losses) {

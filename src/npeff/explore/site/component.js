@@ -3,23 +3,24 @@
 
 route("c", componentView);
 
-// Functions (component's data, {d, j, table, ordering}) → an element or null, or a promise of one; scripts of other
-// pages add theirs. `ordering(show)` calls show(ordering) now and whenever the reader chooses another ordering.
-const componentSections = { main: [examplesSection], side: [crossSection, histogramSection, correlatedSection] };
+// Functions (component's data, {d, j, table, themes, title, ordering}) → an element or null, or a promise of one; scripts
+// of other pages add theirs. `ordering(show)` calls show(ordering) now and when the reader chooses another ordering.
+const componentSections = { main: [themeSection, examplesSection], side: [crossSection, histogramSection, correlatedSection] };
 
 async function componentView(d, argument) {
   const j = Number(argument);
   if (!Number.isInteger(j) || j < 0 || j >= d.components) throw new Error(`There is no component ${argument} in ${d.name}.`);
-  const [page, table] = await Promise.all([load(`${current}/component/${j}`), load(`${current}/components`)]);
+  const [page, table, themes] = await Promise.all([load(`${current}/component/${j}`), load(`${current}/components`), themesOf(d)]);
   const shows = [];
-  const context = { d, j, table, ordering: (show) => { shows.push(show); show(page.orderings[0]); } };
+  const title = el("span", { id: "component-theme" });
+  const context = { d, j, table, themes, title, ordering: (show) => { shows.push(show); show(page.orderings[0]); } };
   const made = (sections) => Promise.all(sections.map((section) => section(page, context)));
   const tabs = page.orderings.map((ordering, n) => el("button", { type: "button", "aria-pressed": String(n === 0), onclick: () => {
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(i === n)));
     shows.forEach((show) => show(ordering));
   } }, ordering.order));
   return [
-    el("div", { class: "title" }, el("h1", {}, `Component ${j}`),
+    el("div", { class: "title" }, el("h1", {}, `Component ${j}`), title,
       el("span", {}, badges({ prediction: page.prediction_tuned, label: page.label_tuned, lnp: page.lnp_tuned })),
       el("nav", { "aria-label": "Components" },
         j > 0 ? el("a", { href: componentLink(j - 1), rel: "prev" }, `← ${j - 1}`) : null,
@@ -50,11 +51,11 @@ function histogramSection(page) {
     el("p", { class: "quiet small" }, `${number(page.histogram.zero)} examples with 0 not drawn`));
 }
 
-function correlatedSection(page, { table }) {
+function correlatedSection(page, { table, themes }) {
   const related = page.correlated.map((k, n) => [k, page.correlation[n]]).filter(([, r]) => Math.abs(r) >= 0.005);
   if (!related.length) return null;
   return el("section", {}, el("h2", {}, "Most correlated"), el("ul", { class: "list" }, related.map(([k, r]) => el("li", {},
-    el("a", { href: componentLink(k) }, `Component ${k}`), ` ${r.toFixed(2)} `,
+    el("a", { href: componentLink(k) }, `Component ${k}`), ` ${r.toFixed(2)} `, themeChip(themes.get(k)),
     badges({ prediction: table.prediction[k], label: table.label[k], lnp: table.lnp[k] }),
     el("span", { class: "quiet small one-line", dir: "auto" }, visible(table.first[k]))))));
 }

@@ -100,6 +100,7 @@ async function draw() {
   const place = parse(location.hash);
   current = place.d;
   $("pick").value = String(current);
+  $("try-link").href = `${home()}/try`;
   let content;
   try {
     if (!place.show) throw new Error("There is no such page.");
@@ -138,10 +139,14 @@ function onKey(event) {
   else if (event.key === "ArrowLeft") follow("prev");
   else if (event.key === "ArrowRight") follow("next");
   else if (event.key === "u") follow("up");
+  else if (event.key === "e" && $("edit")) { event.preventDefault(); $("edit").click(); }
+  else if (event.key === "t" && SERVED) location.hash = `${home()}/try`;
 }
 
 async function start() {
   startTheme();
+  document.documentElement.dataset.served = String(SERVED);
+  $("try-link").hidden = !SERVED;
   run = await load("run");
   const facts = Object.fromEntries(run.facts);
   $("run-name").textContent = visible(`${facts.task} · ${String(facts.model).split("/").pop()}`);

@@ -7,7 +7,7 @@ async function exampleView(d, argument) {
   const i = Number(argument);
   if (!Number.isInteger(i) || i < 0 || i >= run.examples) throw new Error(`There is no example ${argument}.`);
   const block = Math.floor(i / run.block), at = i % run.block;
-  const [texts, parts, table] = await Promise.all([load(`examples/${block}`), load(`${current}/examples/${block}`), load(`${current}/components`)]);
+  const [texts, parts, table, themes] = await Promise.all([load(`examples/${block}`), load(`${current}/examples/${block}`), load(`${current}/components`), themesOf(d)]);
   const components = parts.components[at], coefficients = parts.coefficients[at], shares = parts.shares[at];
   const left = parts.residual[at];
   const stack = el("div", { class: "stack", role: "img", "aria-label": `Components explain ${percent(1 - left)} of this example` });
@@ -25,14 +25,15 @@ async function exampleView(d, argument) {
         i + 1 < run.examples ? el("a", { href: exampleLink(i + 1), rel: "next" }, `${i + 1} →`) : null)),
     el("div", { class: "card" }, el("div", { class: "text", dir: "auto", id: "example-text" }, visible(texts.text[at])),
       fields.length ? el("dl", {}, fields) : null,
-      el("div", { class: "facts" }, answers(texts.label[at], texts.prediction[at], texts.probability[at]))),
+      el("div", { class: "facts" }, answers(texts.label[at], texts.prediction[at], texts.probability[at]),
+        SERVED ? el("a", { href: `${home()}/try/${i}` }, "Try variants of this text") : null)),
     texts.aside[at] ? el("p", {}, `Set aside: ${texts.aside[at]}. No component describes it.`) : [
       el("h2", {}, "Which components explain it"),
       shares ? stack : null,
       el("p", { class: "quiet" }, `${percent(1 - left)} explained, ${percent(left)} left over; ${number(parts.used[at])} components are active`,
         parts.used[at] > components.length ? `, the largest ${components.length} are listed.` : "."),
       el("ul", { class: "list" }, components.map((j, n) => el("li", {},
-        el("a", { href: componentLink(j) }, `Component ${j}`), " ", badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] }),
+        el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)), badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] }),
         el("div", { class: "facts" }, el("span", {}, `coefficient ${decimals(coefficients[n])}`),
           shares ? el("span", {}, bar(shares[n]), ` explains ${percent(shares[n])}`) : null),
         el("span", { class: "quiet small text", dir: "auto" }, visible(table.first[j]))))),

@@ -6,8 +6,8 @@ const tables = {}; // state of each table of components: query, kind, sort, down
 route("", overview);
 
 async function overview(d) {
-  const table = await load(`${current}/components`);
-  const context = { d, table };
+  const [table, themes] = await Promise.all([load(`${current}/components`), themesOf(d)]);
+  const context = { d, table, themes };
   return [
     el("h1", {}, `${d.components} components`),
     el("p", { class: "quiet" }, `${d.name}: method ${d.method}. Tuned: the top ${d.top} ${d.unique ? "distinct texts" : "examples"} agree.`,
@@ -16,7 +16,7 @@ async function overview(d) {
   ];
 }
 
-// Functions (decomposition, {d, table}) → an element, a list of them, or null; scripts of other pages add theirs.
+// Functions (decomposition, {d, table, themes}) → an element, a list of them, or null; scripts of other pages add theirs.
 const overviewSections = [cardSection, mapSection, tableSection, methodSection];
 
 function cardSection(d) {
@@ -34,9 +34,9 @@ function cardSection(d) {
   return el("div", { class: "cards" }, cards, explained);
 }
 
-function mapSection(d, { table }) {
+function mapSection(d, { table, themes }) {
   return el("div", { class: "columns" },
-    el("section", { class: "plot" }, el("h2", {}, "Map"), map(table),
+    el("section", { class: "plot" }, el("h2", {}, "Map"), map(table, themes),
       el("p", { class: "quiet small" }, "Near to each other: components with similar coefficients. Size: energy. ",
         [["prediction", "prediction-tuned"], ["both", "prediction and label"], ["lnp", "LnP-tuned"], ["none", "not tuned"]].map(([kind, title]) =>
           el("span", { class: "key" }, svg("svg", { class: "dot", viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("circle", { class: `point ${kind}`, cx: 5, cy: 5, r: 4 })), title)))),
@@ -47,8 +47,10 @@ function mapSection(d, { table }) {
         d.verdict ? el("p", { class: "quiet small" }, d.verdict) : null)));
 }
 
-function tableSection(d, { table }) {
-  return [el("h2", {}, "Components"), componentTable(d, table)];
+function tableSection(d, { table, themes }) {
+  return [el("h2", {}, "Components"),
+    themes.problem ? el("p", { class: "problem", role: "alert" }, `Labels cannot be shown. ${visible(themes.problem)}`) : null,
+    componentTable(d, table, themes)];
 }
 
 function methodSection() {
@@ -66,21 +68,24 @@ function methodTable() {
       Object.keys(KINDS).map((kind) => share(d.tunings[kind])), el("td", { class: "number" }, percent(d.explained)))))));
 }
 
-function componentTable(d, table) {
+function componentTable(d, table, themes) {
   const key = d.name;
   const state = tables[key] || (tables[key] = { query: "", kind: "all", sort: "energy", down: true, shown: 100 });
   const count = table.energy.length;
+  const themed = SERVED || themes.size > 0;
+  const theme = Array.from({ length: count }, (_, j) => themeText(themes.get(j)));
   const labelled = table.label_purity.some((value) => value !== null);
   const most = (counts) => counts.map(([name, n]) => `${name} ${n}`).join(", ");
-  const haystack = Array.from({ length: count }, (_, j) => `${j} ${most(table.labels[j])} ${most(table.predictions[j])} ${table.first[j]}`.toLowerCase());
+  const haystack = Array.from({ length: count }, (_, j) => `${j} ${theme[j]} ${themes.has(j) ? themes.get(j).note : ""} ${most(table.labels[j])} ${most(table.predictions[j])} ${table.first[j]}`.toLowerCase());
   const heads = [
-    ["number", "component", "number"], ["tuned", "tuned", ""], ["energy", "energy", "number"], ["density", "density", "number"],
+    ["number", "component", "number"], ...(themed ? [["theme", "theme", ""]] : []), ["tuned", "tuned", ""], ["energy", "energy", "number"], ["density", "density", "number"],
     ...(labelled ? [["label_purity", "label purity", "number optional"]] : []), ["prediction_purity", "prediction purity", "number optional"],
     ...(table.kl_ratio ? [["kl_ratio", "KL ratio", "number"]] : []), ...(table.stability ? [["stability", "stability", "number optional"]] : []),
     ["first", "first example", "wide"],
   ];
   const value = {
     number: (j) => j,
+    theme: (j) => theme[j].toLowerCase() || "\uffff", // those without come last
     tuned: (j) => (table.lnp[j] ? 4 : 0) + (table.label[j] ? 2 : 0) + (table.prediction[j] ? 1 : 0) - (table.prediction[j] === null ? 1 : 0),
     first: (j) => table.first[j].toLowerCase(),
   };
@@ -88,13 +93,14 @@ function componentTable(d, table) {
   const fits = {
     all: () => true, prediction: (j) => table.prediction[j], label: (j) => table.label[j], lnp: (j) => table.lnp[j],
     none: (j) => table.prediction[j] === false && !table.label[j], few: (j) => table.prediction[j] === null,
+    themed: (j) => theme[j], unthemed: (j) => !theme[j],
   };
   const body = el("tbody");
   const said = el("span", { class: "quiet", role: "status" });
   const more = el("button", { type: "button", onclick: () => { state.shown += 400; show(); } }, "Show more");
   const head = el("tr", {}, heads.map(([name, title, kind]) => el("th", { class: kind, scope: "col", "data-name": name },
     el("button", { type: "button", onclick: () => {
-      state.down = state.sort === name ? !state.down : !["number", "first"].includes(name);
+      state.down = state.sort === name ? !state.down : !["number", "theme", "first"].includes(name);
       state.sort = name;
       show();
     } }, title))));
@@ -109,6 +115,7 @@ function componentTable(d, table) {
     const largest = Math.max(...table.energy, 1e-12);
     body.replaceChildren(...rows.slice(0, state.shown).map((j) => el("tr", {},
       el("td", { class: "number" }, el("a", { href: componentLink(j) }, String(j))),
+      themed ? el("td", { class: "theme-cell" }, themeChip(themes.get(j))) : null,
       el("td", {}, badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] })),
       el("td", { class: "number" }, bar(table.energy[j] / largest), ` ${percent(table.energy[j], 2)}`),
       el("td", { class: "number" }, percent(table.density[j])),
@@ -125,9 +132,10 @@ function componentTable(d, table) {
     more.hidden = rows.length <= state.shown;
   }
 
-  const filter = el("input", { type: "search", id: "filter", placeholder: "Filter components", "aria-label": "Filter components",
+  const filter = el("input", { type: "search", id: "filter", placeholder: themed ? "Filter by theme, note, text, label" : "Filter components", "aria-label": "Filter components",
     value: state.query, oninput: (event) => { state.query = event.target.value; show(); } });
-  const titles = { all: "all", prediction: "prediction-tuned", label: "label-tuned", lnp: "LnP-tuned", none: "not tuned", few: "too few examples" };
+  const titles = { all: "all", prediction: "prediction-tuned", label: "label-tuned", lnp: "LnP-tuned", none: "not tuned", few: "too few examples",
+    ...(themed ? { themed: "with a theme", unthemed: "without a theme" } : {}) };
   const kind = el("select", { id: "kind", "aria-label": "Tuning", onchange: (event) => { state.kind = event.target.value; show(); } },
     Object.entries(titles).map(([name, title]) => el("option", { value: name, selected: state.kind === name }, title)));
   show();

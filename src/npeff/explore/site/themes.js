@@ -1,0 +1,107 @@
+// Themes and notes that people give to components: from the export, or from the server, which takes edits.
+"use strict";
+
+// Component → annotation. Where they cannot be read the page goes on without, and `problem` says why.
+async function themesOf(d) {
+  try {
+    const list = SERVED ? (await ask("state", { decomposition: d.name })).annotations : await load(`${current}/labels`);
+    return new Map(list.map((annotation) => [annotation.component, annotation]));
+  } catch (error) {
+    return Object.assign(new Map(), { problem: error.message });
+  }
+}
+
+const themeText = (annotation) => (annotation && annotation.label ? visible(annotation.label) : "");
+function themeChip(annotation) {
+  if (!themeText(annotation)) return null;
+  return el("span", { class: isAutomatic(annotation) ? "theme automatic" : "theme", dir: "auto", title: signature(annotation) }, themeText(annotation));
+}
+const isAutomatic = (annotation) => annotation.source !== "person";
+const signature = (annotation) => `${isAutomatic(annotation) ? visible(annotation.source) : visible(annotation.who)}, ${annotation.when.replace("T", " ").slice(0, 16)} UTC`;
+
+const drafts = new Map(); // what is typed and not saved yet, so that a look at another page does not cost it
+window.addEventListener("beforeunload", (event) => { if (drafts.size) event.preventDefault(); });
+
+// The section of a component's page; the theme itself stands in `title`, beside the name.
+function themeSection(page, { d, j, themes, title }) {
+  if (themes.problem) return el("p", { class: "problem", role: "alert" }, `Labels cannot be shown. ${visible(themes.problem)}`);
+  if (!SERVED && !themes.has(j)) return null;
+  const box = el("section", { class: "card annotation", "aria-label": "Theme and note" });
+  const key = `${d.name}/${j}`;
+
+  function read() {
+    const annotation = themes.get(j);
+    title.replaceChildren(themeChip(annotation) || "");
+    box.replaceChildren(...[
+      annotation && annotation.note ? el("p", { class: "text", dir: "auto", id: "note" }, visible(annotation.note)) : null,
+      el("div", { class: "tools" },
+        SERVED ? el("button", { type: "button", id: "edit", onclick: edit }, annotation ? "Edit theme and note" : "Give it a theme") : null,
+        annotation ? el("span", { class: "quiet small", dir: "auto" }, `${isAutomatic(annotation) ? "automatic: " : ""}${signature(annotation)}`)
+          : el("span", { class: "quiet small" }, "What do its examples have in common? Say it in a few words.")),
+      SERVED && annotation ? earlier() : null,
+    ].filter(Boolean));
+  }
+
+  function earlier() {
+    const list = el("ul", { class: "list" });
+    const details = el("details", { ontoggle: async () => {
+      if (!details.open) return;
+      try {
+        const all = await ask("history", { decomposition: d.name, component: j });
+        list.replaceChildren(...all.reverse().map((old) => el("li", {}, themeChip(old) || el("span", { class: "quiet" }, old.note ? "no theme" : "removed"),
+          " ", el("span", { class: "quiet small", dir: "auto" }, signature(old)), old.note ? el("div", { class: "text small", dir: "auto" }, visible(old.note)) : null)));
+      } catch (error) {
+        list.replaceChildren(el("li", {}, error.message));
+      }
+    } }, el("summary", { class: "small" }, "All that was said"), list);
+    return details;
+  }
+
+  function edit() {
+    const draft = drafts.get(key) || { label: themes.has(j) ? themes.get(j).label : "", note: themes.has(j) ? themes.get(j).note : "" };
+    const label = el("input", { id: "theme-input", maxlength: 200, autocomplete: "off", dir: "auto", placeholder: "as: praise that turns into blame" });
+    const note = el("textarea", { id: "note-input", maxlength: 10000, rows: 4, dir: "auto" });
+    const who = el("input", { id: "who-input", maxlength: 100, autocomplete: "name", dir: "auto", placeholder: "as the system calls you" });
+    label.value = draft.label;
+    note.value = draft.note;
+    who.value = remembered("npeff-who") || "";
+    const said = el("span", { role: "status", class: "quiet small" });
+    const save = el("button", { type: "submit", class: "primary" }, "Save");
+    const close = () => { drafts.delete(key); read(); if ($("edit")) $("edit").focus(); };
+    const form = el("form", {
+      class: "editor",
+      oninput: () => drafts.set(key, { label: label.value, note: note.value }),
+      onkeydown: (event) => {
+        if (event.key === "Escape") { event.preventDefault(); close(); }
+        if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); form.requestSubmit(); }
+      },
+      onsubmit: async (event) => {
+        event.preventDefault();
+        save.disabled = true;
+        said.textContent = "Saving…";
+        try {
+          const given = who.value.trim();
+          remember("npeff-who", given);
+          const { value } = await tell("annotation", { decomposition: d.name, component: j, label: label.value, note: note.value, ...(given ? { who: given } : {}) });
+          if (value.label || value.note) themes.set(j, value);
+          else themes.delete(j);
+          close();
+        } catch (error) {
+          said.textContent = `Not saved. ${error.message}`;
+          save.disabled = false;
+        }
+      },
+    },
+    el("label", {}, "Theme", label),
+    el("label", {}, "Note", note),
+    el("label", {}, "Your name", who),
+    el("div", { class: "tools" }, save, el("button", { type: "button", onclick: close }, "Cancel"), said,
+      el("span", { class: "quiet small" }, "Ctrl+Enter saves, Escape cancels; both empty removes.")));
+    box.replaceChildren(form);
+    label.focus();
+  }
+
+  read();
+  if (SERVED && drafts.has(key)) edit();
+  return box;
+}
