@@ -241,7 +241,7 @@ class Relations:
             sizes = members[a].components, members[b].components
             self._items[a][b], self._items[b][a] = _both_sides(relation["parents"] or relation["matched"], *sizes)
             if relation["by_components"] and sizes[0] == sizes[1]:
-                sides = _both_sides(relation["by_components"], *sizes)
+                sides = _both_sides(relation["by_components"], *sizes, by="components")
                 for one, other, lists in ((a, b, sides[0]), (b, a, sides[1])):
                     self._by_components[one][other] = [items[0] if items else None for items in lists]
 
@@ -310,13 +310,16 @@ class Relations:
         return lines
 
 
-def _both_sides(pairs: dict[str, Any], first: int, second: int) -> tuple[list[list[Item]], list[list[Item]]]:
-    """Items of each component of the first, and of the second; what has nothing in common is left out."""
+def _both_sides(
+    pairs: dict[str, Any], first: int, second: int, by: str = "coefficients"
+) -> tuple[list[list[Item]], list[list[Item]]]:
+    """Items of each component of the first, and of the second; without pairs that have nothing in common."""
     left: list[list[Item]] = [[] for _ in range(first)]
     right: list[list[Item]] = [[] for _ in range(second)]
     components = pairs["components"] or [None] * len(pairs["first"])
-    for a, b, similarity, other in zip(pairs["first"], pairs["second"], pairs["coefficients"], components, strict=True):
-        if similarity > 0 or (other or 0) > 0:
-            left[a].append((b, similarity, other))
-            right[b].append((a, similarity, other))
+    table = zip(pairs["first"], pairs["second"], pairs["coefficients"], components, pairs[by], strict=True)
+    for a, b, of_coefficients, of_components, similarity in table:
+        if similarity > 0:
+            left[a].append((b, of_coefficients, of_components))
+            right[b].append((a, of_coefficients, of_components))
     return left, right
