@@ -6,6 +6,11 @@ route("tree", treeView);
 
 const SHOWN = 100;
 const flagsOf = (table, j) => ({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] });
+// The overview table of a decomposition, with the themes of its components.
+async function themedTable(d) {
+  const [table, themes] = await Promise.all([load(`${d}/components`), themesOf(run.decompositions[d])]);
+  return { ...table, themes };
+}
 const findDecomposition = (name) => {
   const found = run.decompositions.findIndex((d) => d.name === name);
   if (found < 0) throw new Error(`There is no decomposition ${name}.`);
@@ -30,7 +35,7 @@ async function compareView(d, argument) {
   const all = run.pairs.length > 1 ? [el("h2", {}, "All pairs"), pairTable(run.pairs.map((one) => [one.first, one.second, one]))] : null;
   if (a === b) return [head, el("p", {}, "Choose two different decompositions."), all];
   if (!pair) return [head, el("p", {}, "These two were not compared: each decomposition is compared with the ones nearest to it."), all];
-  const [found, ...tablesOf] = await Promise.all([load(`pair/${pair.first}-${pair.second}`), load(`${a}/components`), load(`${b}/components`)]);
+  const [found, ...tablesOf] = await Promise.all([load(`pair/${pair.first}-${pair.second}`), themedTable(a), themedTable(b)]);
   const sides = pair.first === a ? ["first", "second"] : ["second", "first"];
   return [head, pairCards(pair), tuningTable(a, b),
     el("h2", {}, "Matched components"),
@@ -58,7 +63,7 @@ function tuningTable(a, b) {
     el("tbody", {}, lines.map(([title, of]) => el("tr", {}, el("th", { scope: "row" }, title), both.map((d) => el("td", { class: "number" }, of(d))))))));
 }
 
-const componentCell = (d, table, j) => el("td", { class: "half" }, el("a", { href: linkTo(d, j) }, `Component ${j}`), " ", badges(flagsOf(table, j)),
+const componentCell = (d, table, j) => el("td", { class: "half" }, el("a", { href: linkTo(d, j) }, `Component ${j}`), " ", themeChip(table.themes.get(j)), badges(flagsOf(table, j)),
   el("span", { class: "quiet small text", dir: "auto" }, visible(table.first[j])));
 
 // A table that shows its first rows and a button for more; `row(n)` makes one, `csv` gives all.
@@ -114,7 +119,7 @@ async function treeView(d, argument) {
   const chain = run.chains.find((one) => one.includes(own));
   if (!chain) throw new Error(`${name} has no neighbours with more or fewer components.`);
   const [tablesOf, pairs] = await Promise.all([
-    Promise.all(chain.map((n) => load(`${n}/components`))),
+    Promise.all(chain.map(themedTable)),
     Promise.all(chain.slice(1).map((n, level) => load(`pair/${chain[level]}-${n}`))),
   ]);
   const roots = splitTree(chain, tablesOf, pairs);
@@ -151,7 +156,8 @@ function tuningLegend() {
 function splitTree(chain, tablesOf, pairs) {
   const levels = chain.map((d, level) => tablesOf[level].energy.map((energy, j) => {
     const table = tablesOf[level], most = table.predictions[j].length ? table.predictions[j][0][0] : "";
-    return { d, j, level, energy, children: [], similarity: null, kind: tuningOf(table, j), label: `${j} ${visible(most).trim()}`.trim(), text: table.first[j] };
+    const name = themeText(table.themes.get(j)) || visible(most).trim();
+    return { d, j, level, energy, children: [], similarity: null, kind: tuningOf(table, j), label: `${j} ${name}`.trim(), text: table.first[j] };
   }));
   const roots = [...levels[0]];
   pairs.forEach(({ parents }, n) => levels[n + 1].forEach((node) => {

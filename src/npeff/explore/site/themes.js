@@ -4,7 +4,7 @@
 // Component → annotation. Where they cannot be read the page goes on without, and `problem` says why.
 async function themesOf(d) {
   try {
-    const list = SERVED ? (await ask("state", { decomposition: d.name })).annotations : await load(`${current}/labels`);
+    const list = SERVED ? (await ask("state", { decomposition: d.name })).annotations : await load(`${run.decompositions.indexOf(d)}/labels`);
     return new Map(list.map((annotation) => [annotation.component, annotation]));
   } catch (error) {
     return Object.assign(new Map(), { problem: error.message });
