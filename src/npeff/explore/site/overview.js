@@ -96,6 +96,7 @@ function componentTable(d, table, themes) {
     themed: (j) => theme[j], unthemed: (j) => !theme[j],
   };
   const body = el("tbody");
+  let listed = []; // the components that fit, in order
   const said = el("span", { class: "quiet", role: "status" });
   const more = el("button", { type: "button", onclick: () => { state.shown += 400; show(); } }, "Show more");
   const head = el("tr", {}, heads.map(([name, title, kind]) => el("th", { class: kind, scope: "col", "data-name": name },
@@ -112,6 +113,7 @@ function componentTable(d, table, themes) {
     const by = of(state.sort);
     const sign = state.down ? -1 : 1;
     rows.sort((a, b) => { const x = by(a), y = by(b); return x < y ? -sign : x > y ? sign : a - b; });
+    listed = rows;
     const largest = Math.max(...table.energy, 1e-12);
     body.replaceChildren(...rows.slice(0, state.shown).map((j) => el("tr", {},
       el("td", { class: "number" }, el("a", { href: componentLink(j) }, String(j))),
@@ -139,6 +141,10 @@ function componentTable(d, table, themes) {
   const kind = el("select", { id: "kind", "aria-label": "Tuning", onchange: (event) => { state.kind = event.target.value; show(); } },
     Object.entries(titles).map(([name, title]) => el("option", { value: name, selected: state.kind === name }, title)));
   show();
-  return [el("div", { class: "tools" }, filter, kind, said), el("div", { class: "scroll" }, el("table", { id: "components" }, el("thead", {}, head), body)),
+  const shown = el("table", { id: "components" }, el("thead", {}, head), body);
+  const columns = ["prediction", "label", "lnp", "energy", "density", "active", "label_purity", "prediction_purity", "kl_ratio", "stability", "first"].filter((name) => table[name]);
+  shown.csv = () => [["component", "theme", ...columns, "labels", "predictions"],
+    ...listed.map((j) => [j, theme[j], ...columns.map((name) => table[name][j]), most(table.labels[j]), most(table.predictions[j])])];
+  return [el("div", { class: "tools" }, filter, kind, said), el("div", { class: "scroll" }, shown),
     el("p", {}, more)];
 }
