@@ -137,7 +137,7 @@ class Chat:
             while isinstance(value, dict):
                 value = next((value[name] for name in ("error", "message", "detail") if name in value), text)
             text = str(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
         return text if len(text) <= 300 else text[:299] + "…"
@@ -152,7 +152,7 @@ class Chat:
             text = value["choices"][0]["message"]["content"] or ""
             if not isinstance(text, str):
                 raise TypeError("its content is no text")
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             start = self._safe(self._said(content))
             raise UserError(f"{self.url} is not an OpenAI-compatible chat endpoint; it answered: {start}") from error
         usage = value.get("usage") or {}

@@ -1,0 +1,134 @@
+"""The PDF: filled in by another program and read again; texts of every kind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pypdf
+import pytest
+from pypdf.generic import NameObject
+
+from npeff.errors import UserError
+from npeff.evalkit.answers import Answer, read_sheet, read_sheets
+from npeff.evalkit.kit import Group, Kit, Sample, read_kit
+from npeff.evalkit.pdf import MISSING, drawable, load_font, write_form
+from tests.explore.test_browser import HOSTILE
+
+
+def fill(source: Path, target: Path, values: dict[str, str]) -> None:
+    """Fill fields by name, as a viewer does, and save."""
+    writer = pypdf.PdfWriter(clone_from=source)
+    for page in writer.pages:
+        writer.update_page_form_field_values(page, values, auto_regenerate=False)
+    writer.write(target)
+
+
+def fill_groups(made: Path, form: int, target: Path, name: str, answers: dict[int, Answer]) -> None:
+    kit = read_kit(made)
+    values = {f"{kit.id}_name": name}
+    for number, answer in answers.items():
+        values |= {f"{kit.id}_g{number}_theme": f"/{answer.theme}", f"{kit.id}_g{number}_words": answer.words}
+    fill(made / f"{kit.form_name(form)}.pdf", target, values)
+
+
+def test_a_filled_form_is_read_again(made: Path, tmp_path: Path) -> None:
+    answers = {1: Answer("yes", "numbers"), 2: Answer("maybe", "größere Zahlen, 数"), 3: Answer("no"), 9: Answer("yes")}
+    fill_groups(made, 1, tmp_path / "filled.pdf", "Ada Lovelace", answers)
+    sheet = read_sheet(tmp_path / "filled.pdf", read_kit(made))
+    assert sheet.who == "Ada Lovelace"
+    assert sheet.answers == answers  # the others were left open
+    assert not sheet.automatic
+
+
+def test_forms_of_one_person_are_put_together(made: Path, tmp_path: Path) -> None:
+    fill_groups(made, 1, tmp_path / "1.pdf", "Ada", {1: Answer("no")})
+    fill_groups(made, 2, tmp_path / "2.pdf", "Ada", {11: Answer("yes", "films")})
+    fill_groups(made, 2, tmp_path / "bob.pdf", "", {11: Answer("no")})
+    sheets = read_sheets([tmp_path / "1.pdf", tmp_path / "bob.pdf", tmp_path / "2.pdf"], read_kit(made))
+    assert {sheet.who: dict(sheet.answers) for sheet in sheets} == {
+        "Ada": {1: Answer("no"), 11: Answer("yes", "films")},
+        "bob": {11: Answer("no")},  # no name: the file's
+    }
+    shutil.copy(tmp_path / "1.pdf", tmp_path / "copy.pdf")
+    with pytest.raises(UserError, match="'Ada' has answered group 1 in another"):
+        read_sheets([tmp_path / "1.pdf", tmp_path / "copy.pdf"], read_kit(made))
+
+
+def test_every_field_is_in_the_form_and_open(made: Path) -> None:
+    kit = read_kit(made)
+    fields = pypdf.PdfReader(made / "form-2.pdf").get_fields() or {}
+    wanted = {f"{kit.id}_g{n}_{what}" for n in range(11, 21) for what in ("theme", "words")} | {f"{kit.id}_name"}
+    assert set(fields) == wanted
+    for name, field in fields.items():
+        if name.endswith("theme"):
+            assert set(field["/_States_"]) >= {"/yes", "/maybe", "/no"}
+        assert field.get("/V") in (None, "", "/Off")
+
+
+def test_texts_are_on_the_pages(made: Path) -> None:
+    kit = read_kit(made)
+    pages = pypdf.PdfReader(made / "form-1.pdf").pages
+    shown = " ".join(" ".join(page.extract_text().split()) for page in pages)
+    for group in kit.of_form(1):
+        assert f"Group {group.number} " in shown
+        assert all(text in shown for text in group.texts)
+    assert "Group 11" not in shown
+    for sample in kit.samples:
+        assert all(text in shown for text in sample.texts)
+    assert "Answer: yes: How to mend things that are broken." in shown
+    assert all(text in shown for text in kit.preamble)
+
+
+def test_wrong_files_are_refused(made: Path, tmp_path: Path) -> None:
+    kit = read_kit(made)
+    other = Kit(("other",), (), kit.groups[:10])
+    write_form(tmp_path / "other.pdf", other, 1, load_font())
+    with pytest.raises(UserError, match="not a form of this kit"):
+        read_sheet(tmp_path / "other.pdf", kit)
+    with pytest.raises(UserError, match="has no answers"):
+        read_sheet(made / "form-1.pdf", kit)
+    printed = pypdf.PdfWriter(clone_from=made / "form-1.pdf")
+    del printed.root_object[NameObject("/AcroForm")]
+    printed.write(tmp_path / "printed.pdf")
+    with pytest.raises(UserError, match="no form fields"):
+        read_sheet(tmp_path / "printed.pdf", kit)
+    content = (made / "form-1.pdf").read_bytes()
+    for number, damaged in enumerate([b"", b"not a PDF", content[: len(content) // 2], content[200:]]):
+        path = tmp_path / f"damaged-{number}.pdf"
+        path.write_bytes(damaged)
+        with pytest.raises(UserError):
+            read_sheet(path, kit)
+
+
+def test_hostile_texts_make_a_form_all_the_same(tmp_path: Path) -> None:
+    texts = [*HOSTILE, "中文 text", "<b>bold</b> & <br/> <para>", "x" * 700, "\n\n\n", "</para>", "&#0; &nbsp;"]
+    groups = tuple(Group(n + 1, 1, (text, "plain")) for n, text in enumerate(texts))
+    kit = Kit(("<i>preamble</i> שלום",), (Sample(("<b>", "مرحبا"), "yes", "<u>&"),), groups)
+    write_form(tmp_path / "form.pdf", kit, 1, load_font())
+    shown = "".join(page.extract_text() for page in pypdf.PdfReader(tmp_path / "form.pdf").pages)
+    assert "<script>window.ran = 1</script>" in shown
+    assert "<b>bold</b> & <br/> <para>" in shown.replace("\n", " ")
+    assert f"{MISSING} text" in shown
+    assert "the page form.html shows them" in shown.replace("\n", " ")
+    assert shown.count("Group ") == len(texts)
+
+
+def test_what_a_font_lacks_is_replaced_visibly() -> None:
+    covered = {ord(char) for char in "abc ()א\x07"}
+    assert drawable("a中文 字b", covered) == f"a{MISSING}b"
+    assert drawable("(אב) c", covered) == f"({MISSING}) c"
+    assert drawable("a\x07b\tc\r\nc", covered) == f"a{MISSING}b    c\nc"
+    assert drawable("", covered) == ""
+
+
+def test_a_font_of_ones_own(tmp_path: Path) -> None:
+    import matplotlib
+
+    mono = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"
+    kit = Kit(("preamble",), (), (Group(1, 1, ("text", "more")),))
+    write_form(tmp_path / "form.pdf", kit, 1, load_font(str(mono)))
+    assert b"DejaVuSansMono" in (tmp_path / "form.pdf").read_bytes()
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    with pytest.raises(UserError, match="Cannot use the font"):
+        load_font(str(tmp_path / "broken.ttf"))
