@@ -37,11 +37,19 @@ async function compareView(d, argument) {
   if (!pair) return [head, el("p", {}, "These two were not compared: each decomposition is compared with the ones nearest to it."), all];
   const [found, ...tablesOf] = await Promise.all([load(`pair/${pair.first}-${pair.second}`), themedTable(a), themedTable(b)]);
   const sides = pair.first === a ? ["first", "second"] : ["second", "first"];
+  const place = el("div");
+  const ways = [["coefficients over all examples", found.matched], ...(found.by_components ? [["vectors, the components themselves", found.by_components]] : [])];
+  const tabs = ways.map(([title], n) => el("button", { type: "button", onclick: () => choose(n) }, `by ${title}`));
+  function choose(n) {
+    tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(i === n)));
+    place.replaceChildren(...[matchedTable(ways[n][1], sides, [a, b], tablesOf), unmatchedSection(pair, found, ways[n][1], [a, b], tablesOf)].flat(Infinity).filter(Boolean));
+  }
+  choose(0);
   return [head, pairCards(pair), tuningTable(a, b),
     el("h2", {}, "Matched components"),
-    el("p", { class: "quiet" }, "One to one, so that the similarity of coefficients over all examples adds up to the most. Vectors: similarity of the components themselves."),
-    matchedTable(found.matched, sides, [a, b], tablesOf),
-    unmatchedSection(pair, found, [a, b], tablesOf), all];
+    el("p", { class: "quiet" }, "One to one, so that the similarities (|cos|) add up to the most."),
+    tabs.length > 1 ? el("div", { class: "tabs", role: "group", "aria-label": "Match by" }, tabs) : null,
+    place, all];
 }
 
 function pairCards(pair) {
@@ -93,10 +101,10 @@ function matchedTable(matched, [one, other], [a, b], [first, second]) {
 }
 
 // Of two decompositions with different counts the finer one has components without a partner: each has a parent.
-function unmatchedSection(pair, found, [a], tablesOf) {
+function unmatchedSection(pair, found, matched, [a], tablesOf) {
   if (!found.parents) return null;
   const [coarse, fine] = pair.first === a ? tablesOf : [...tablesOf].reverse();
-  const taken = new Set(found.matched.second);
+  const taken = new Set(matched.second);
   const left = found.parents.second.filter((k) => !taken.has(k));
   const parent = (k) => found.parents.first[k], similarity = (k) => found.parents.coefficients[k];
   const names = [pair.first, pair.second].map((n) => run.decompositions[n].name);

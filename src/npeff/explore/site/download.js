@@ -3,7 +3,8 @@
 
 // What a style sheet may say about a figure, written into a figure that has to do without.
 const DRAWN = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "opacity", "visibility", "font-family", "font-size", "font-weight", "text-anchor"];
-const SHARPNESS = 2; // pixels of a PNG for each unit of the figure
+const SHARPNESS = 2; // pixels of a PNG for each unit of the figure, unless that is more than browsers draw
+const LARGEST = 16000;
 
 // --- what is kept -------------------------------------------------------------------------------------------------
 
@@ -28,7 +29,8 @@ async function picture(figure) {
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   await image.decode();
-  const canvas = el("canvas", { width: Math.round(width * SHARPNESS), height: Math.round(height * SHARPNESS) });
+  const scale = Math.min(SHARPNESS, LARGEST / Math.max(width, height));
+  const canvas = el("canvas", { width: Math.round(width * scale), height: Math.round(height * scale) });
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve, reject) => { canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("too large for a PNG"))), "image/png"); });
 }
