@@ -11,6 +11,11 @@ async function themedTable(d) {
   const [table, themes] = await Promise.all([load(`${d}/components`), themesOf(run.decompositions[d])]);
   return { ...table, themes };
 }
+// Makes `d` the decomposition of the header, as the addresses of these pages begin with no decomposition.
+function standAt(d) {
+  current = d;
+  $("pick").value = String(d);
+}
 const findDecomposition = (name) => {
   const found = run.decompositions.findIndex((d) => d.name === name);
   if (found < 0) throw new Error(`There is no decomposition ${name}.`);
@@ -23,13 +28,14 @@ async function compareView(d, argument) {
   if (!run.pairs.length) throw new Error("There is only one decomposition. `npeff decompose` with another seed, count or method gives something to compare.");
   const names = argument.split("/").filter(Boolean);
   const [a, b] = names.length === 2 ? names.map(findDecomposition) : [run.pairs[0].first, run.pairs[0].second];
+  standAt(a);
   const pair = run.pairs.find((one) => (one.first === a && one.second === b) || (one.first === b && one.second === a));
   const pick = (chosen, side) => el("select", { id: `compare-${side}`, "aria-label": side === "a" ? "First decomposition" : "Second decomposition", onchange: (event) => {
     const other = Number(event.target.value);
     location.hash = side === "a" ? compareLink(other, b) : compareLink(a, other);
   } }, run.decompositions.map((one, n) => el("option", { value: n, selected: n === chosen }, one.name)));
   const head = [
-    el("div", { class: "title" }, el("h1", {}, "Compare"), el("nav", { "aria-label": "Compare" }, el("a", { href: home(), rel: "up" }, "all components"), inChain(a) ? el("a", { href: treeLink(a) }, "split tree") : null)),
+    el("div", { class: "title" }, el("h1", { "data-file": `compare ${run.decompositions[a].name} ${run.decompositions[b].name}` }, "Compare"), el("nav", { "aria-label": "Compare" }, el("a", { href: home(), rel: "up" }, "all components"), inChain(a) ? el("a", { href: treeLink(a) }, "split tree") : null)),
     el("div", { class: "tools" }, pick(a, "a"), el("span", { class: "quiet" }, "and"), pick(b, "b")),
   ];
   const all = run.pairs.length > 1 ? [el("h2", {}, "All pairs"), pairTable(run.pairs.map((one) => [one.first, one.second, one]))] : null;
@@ -124,6 +130,7 @@ async function treeView(d, argument) {
   if (!run.chains.length) throw new Error("A tree needs decompositions of one method with different numbers of components. `npeff stability` makes them.");
   const [name, focus] = argument.split("/");
   const own = name ? findDecomposition(name) : run.chains[0][0];
+  standAt(own);
   const chain = run.chains.find((one) => one.includes(own));
   if (!chain) throw new Error(`${name} has no neighbours with more or fewer components.`);
   const [tablesOf, pairs] = await Promise.all([
@@ -146,7 +153,7 @@ async function treeView(d, argument) {
     run.chains.map((one, n) => el("option", { value: n, selected: one === chain }, one.map((m) => run.decompositions[m].name).join(" → "))));
   show(start);
   return [
-    el("div", { class: "title" }, el("h1", {}, "Split tree"), el("nav", { "aria-label": "Tree" }, el("a", { href: `#/d/${encodeURIComponent(run.decompositions[own].name)}`, rel: "up" }, "all components"))),
+    el("div", { class: "title" }, el("h1", {}, "Split tree"), el("nav", { "aria-label": "Tree" }, el("a", { href: home(), rel: "up" }, "all components"))),
     el("p", { class: "quiet" }, "With more components, general ones split into more specific ones. Each component hangs on the most similar one of the decomposition before it; the wider the line, the more similar their coefficients."),
     el("div", { class: "tools" }, run.chains.length > 1 ? which : null, family),
     place, tuningLegend(),

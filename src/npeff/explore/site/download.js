@@ -57,7 +57,8 @@ function headingOf(node) {
 }
 
 function fileName(node, ending) {
-  const words = [run.decompositions[current].name, $("main").querySelector("h1").textContent, headingOf(node)].join(" ");
+  const title = $("main").querySelector("h1");
+  const words = [title.dataset.file || `${run.decompositions[current].name} ${title.textContent}`, headingOf(node)].join(" ");
   return `${words.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 90)}.${ending}`;
 }
 

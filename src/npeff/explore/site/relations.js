@@ -38,14 +38,14 @@ function perturbationBody(found) {
   const orders = new Set(found.outcomes.map((outcome) => outcome.order)).size > 1;
   const signed = (outcome) => (outcome.sign > 0 ? "+" : "−") + (orders ? ` ${outcome.order}` : "");
   const before = (pair) => (pair ? `${percent(pair[0], 0)} → ${percent(pair[1], 0)}` : "–");
-  const heads = [["sign", ""], ["KL ratio", "number"], ["predicted", "number"], ["KL top", "number"], ["KL random", "number"], ["flipped top", "number"], ["flipped random", "number"], ["accuracy top", "number"], ["accuracy random", "number"], ["length", "number"]];
+  const heads = [["sign", ""], ["KL ratio", "number"], ["predicted", "number"], ["KL top", "number"], ["KL next in rank", "number"], ["KL random", "number"], ["flipped top", "number"], ["flipped random", "number"], ["accuracy top", "number"], ["accuracy random", "number"], ["length", "number"]];
   return [
     el("p", {}, el("b", { class: "large" }, `${times(best.ratio)}×`), " as much change in its top examples as in random ones",
       el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). Their Fishers are ${times(best.norm_ratio)}× as large to begin with.`)),
     el("div", { class: "scroll" }, el("table", { class: "tight" },
       el("thead", {}, el("tr", {}, heads.map(([title, kind]) => el("th", { scope: "col", class: kind }, title)))),
       el("tbody", {}, found.outcomes.map((outcome) => el("tr", { class: outcome === best ? "best" : "" }, el("th", { scope: "row" }, signed(outcome)),
-        [times(outcome.ratio), times(outcome.predicted_ratio), times(outcome.top_kl), times(outcome.random_kl), `${outcome.flipped.top} of ${found.top}`, `${outcome.flipped.random} of ${found.random}`, before(outcome.accuracy.top), before(outcome.accuracy.random), times(outcome.magnitude)]
+        [times(outcome.ratio), times(outcome.predicted_ratio), times(outcome.top_kl), times(outcome.related_kl), times(outcome.random_kl), `${outcome.flipped.top} of ${found.top}`, `${outcome.flipped.random} of ${found.random}`, before(outcome.accuracy.top), before(outcome.accuracy.random), times(outcome.magnitude)]
           .map((text) => el("td", { class: "number" }, text))))))),
     el("p", { class: "quiet small" }, `${found.label}: direction ${found.direction}, ${found.way}, compared at ${found.at}; fidelity ${similar(found.fidelity)}`),
     found.curve.length > 1 ? [el("h3", {}, "Ratio against length of the change"), ratioCurve(found.curve)] : null,
