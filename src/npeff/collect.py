@@ -404,11 +404,16 @@ def prepare_run(run: Run, device: str | None = None) -> Prepared:
 
 
 def collect_texts(
-    run: Run, texts: Sequence[str], prepared: Prepared | None = None, fields: Sequence[Mapping[str, str]] = ()
+    run: Run,
+    texts: Sequence[str],
+    prepared: Prepared | None = None,
+    fields: Sequence[Mapping[str, str]] = (),
+    numbers: Sequence[int] | None = None,
 ) -> tuple[ArrayRows, dict[str, torch.Tensor]]:
     """Fisher rows of new texts under a run's model, task and sketch, and all else that `Collector.collect` gives.
 
-    `fields` holds for each text the other columns that the task's prompt names, if it names any.
+    `fields` holds for each text the other columns that the task's prompt names, if it names any; `numbers` are the
+    example numbers that seed random directions, 0, 1, ... if not given.
     """
     prepared = prepared or prepare_run(run)
     wanted = prepared.task.fields
@@ -417,7 +422,7 @@ def collect_texts(
     columns = {FIELD + name: [given[name] for given in fields] for name in wanted}
     table = pa.table({"source_row": range(len(texts)), "text": list(texts), **columns})
     prompts = tokenize(prepared, Dataset(table, run.manifest["task"]["prefix"]))
-    found = collect_prompts(prepared, prompts, list(range(len(texts))))
+    found = collect_prompts(prepared, prompts, list(range(len(texts)) if numbers is None else numbers))
     if "rows" not in found:  # a run without Fishers; the other kinds are in `found`
         return ArrayRows(torch.empty(0, prepared.config.sketch.dim), np.zeros(len(texts), np.int64)), found
     return ArrayRows(found["rows"], found["rank"].numpy()), found

@@ -70,8 +70,10 @@ class Tryout:
         assert self._prepared is not None
         with self._computing:
             decomposition = self._decomposition(name)
+            # the same random directions, if there are any, for all texts: what differs is then due to the texts
+            options = {"prepared": self._prepared, "fields": fields, "numbers": [0] * len(texts)}
             try:
-                explained = explain_texts(self._run, decomposition, texts, prepared=self._prepared, fields=fields)
+                explained = explain_texts(self._run, decomposition, texts, **options)
             except torch.OutOfMemoryError as error:
                 raise UserError("Out of memory. Try fewer or shorter texts.") from error
         return {
