@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup browser test test-browser lint format bench demo clean
+.PHONY: setup browser test test-browser lint format docs bench demo clean
 
 setup: $(READY)
 
@@ -34,6 +34,11 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation as a site, in docs/_build; a warning is an error. Nothing is fetched.
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/trees docs docs/_build/site
+	@echo "Open docs/_build/site/index.html"
 
 # make bench ONLY=collect runs one group; NPEFF_BENCH_DATA names a folder with sst2.jsonl, clinc150.jsonl, triviaqa.jsonl.
 bench: $(READY)

