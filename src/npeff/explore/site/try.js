@@ -116,12 +116,17 @@ function tried(result, table, themes) {
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "answer"), heads.map((head) => head.cloneNode(true)))),
       el("tbody", {}, result.answers.map((answer, a) => el("tr", {},
         el("th", { scope: "row", dir: "auto" }, el("span", { class: "chip" }, visible(answer))),
-        result.probabilities.map((row) => el("td", { class: row[a] !== null && row[a] === Math.max(...row) ? "best" : "" },
-          row[a] === null ? el("span", { class: "quiet" }, "less") : [bar(row[a]), ` ${percent(row[a])}`]))))))),
+        result.probabilities.map((row) => answerCell(row, a))))))),
     el("h2", {}, "Which components it uses"),
-    el("p", { class: "quiet small" }, "Coefficients; ▲ and ▼ mark clear differences from A. Hold the pointer over a number to see how much of the text it explains."),
+    el("p", { class: "quiet small" }, result.asked.length > 1 ? "Coefficients, and how much of the text a component explains; ▲ and ▼ mark clear differences from A." : "Coefficients, and how much of the text a component explains."),
     componentSides(result, table, themes, heads),
   ].filter(Boolean);
+}
+
+function answerCell(row, a) {
+  const known = row.filter((value) => value !== null);
+  if (row[a] === null) return el("td", { class: "quiet" }, `below ${percent(Math.min(...known))}`);
+  return el("td", { class: row[a] === Math.max(...known) ? "best" : "" }, bar(row[a]), ` ${percent(row[a])}`);
 }
 
 function componentSides(result, table, themes, heads) {
@@ -129,9 +134,10 @@ function componentSides(result, table, themes, heads) {
   const cell = (n, k) => {
     const value = result.coefficients[n][k], change = value - result.coefficients[0][k];
     const notable = Math.abs(change) >= NOTABLE * largest;
-    return el("td", { class: notable ? (change > 0 ? "more" : "less") : "", title: result.shares ? `explains ${percent(result.shares[n][k])}` : "" },
+    return el("td", { class: notable ? (change > 0 ? "more" : "less") : "" },
       value === 0 ? el("span", { class: "quiet" }, "0") : [bar(Math.abs(value) / largest), ` ${decimals(value)}`],
-      notable ? el("span", { class: "change" }, ` ${change > 0 ? "▲" : "▼"} ${decimals(Math.abs(change))}`) : null);
+      notable ? el("span", { class: "change" }, ` ${change > 0 ? "▲" : "▼"} ${decimals(Math.abs(change))}`) : null,
+      value !== 0 && result.shares ? el("div", { class: "quiet small" }, `explains ${percent(result.shares[n][k])}`) : null);
   };
   return el("div", { class: "scroll" }, el("table", { id: "tried-components", class: "sides" },
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "component"), heads)),
