@@ -1,7 +1,8 @@
 // Themes and notes that people give to components: from the export, or from the server, which takes edits.
 "use strict";
 
-// Component → annotation. Where they cannot be read the page goes on without, and `problem` says why.
+// Component → annotation; `user` is who edits if no name is given. Where they cannot be read the page goes on without, and
+// `problem` says why.
 async function themesOf(d) {
   try {
     const list = SERVED ? (await ask("state", { decomposition: d.name })).annotations : await load(`${run.decompositions.indexOf(d)}/labels`);
@@ -61,7 +62,7 @@ function themeSection(page, { d, j, themes, title }) {
     const draft = drafts.get(key) || { label: themes.has(j) ? themes.get(j).label : "", note: themes.has(j) ? themes.get(j).note : "" };
     const label = el("input", { id: "theme-input", maxlength: 200, autocomplete: "off", dir: "auto", placeholder: "as: praise that turns into blame" });
     const note = el("textarea", { id: "note-input", maxlength: 10000, rows: 4, dir: "auto" });
-    const who = el("input", { id: "who-input", maxlength: 100, autocomplete: "name", dir: "auto", placeholder: "as the system calls you" });
+    const who = el("input", { id: "who-input", maxlength: 100, autocomplete: "name", dir: "auto", placeholder: visible(themes.user) });
     label.value = draft.label;
     note.value = draft.note;
     who.value = remembered("npeff-who") || "";
