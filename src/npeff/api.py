@@ -180,7 +180,7 @@ def perturb_components(run: AnyRun, components: Iterable[int] = (), **options: A
 
 
 def push_run(run: AnyRun, to: str | os.PathLike[str], rows: bool = False, public: bool = False) -> str:
-    """Share a run in a folder or on the Hub (`hf://owner/name`); returns a hash by which others can pull just this."""
+    """Share a run in a folder, a zip file or on the Hub (`hf://owner/name`); returns a hash to pull just this by."""
     return push(PushConfig(_path(run), os.fspath(to), rows, public))
 
 
@@ -190,7 +190,7 @@ def pull_run(
     revision: str | None = None,
     sha256: str | None = None,
 ) -> Run:
-    """Get a shared run from a folder or the Hub into the new directory `path`, every file checked by its hash."""
+    """Get a shared run from a folder, a zip file or the Hub into the new directory `path`, checked by hash."""
     return pull(PullConfig(os.fspath(source), os.fspath(path), revision, sha256))
 
 

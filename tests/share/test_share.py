@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,17 @@ def test_models_checkpoints_and_unfinished_work_stay_at_home(made, tmp_path):
     assert not files_of(tmp_path / "place").keys() & {*secret, "decompositions/npeff/link.json"}
 
 
+def test_one_file_to_send(made, shared, tmp_path):
+    place = tmp_path / "sst2.zip"
+    push(PushConfig(str(made), str(place)))
+    push(PushConfig(str(made), str(place)))
+    pull(PullConfig(str(place), str(tmp_path / "run")))
+    assert files_of(tmp_path / "run").keys() == files_of(shared).keys() - {INDEX}
+    assert {name: c for name, c in files_of(tmp_path / "run").items() if name != "README.md"} == {
+        name: c for name, c in files_of(shared).items() if name not in (INDEX, "README.md")
+    }
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
@@ -195,6 +207,38 @@ def test_extra_missing_and_linked_files_are_refused(copied, tmp_path):
     refused(copied, tmp_path / "run", "lacks examples.parquet")
     table.symlink_to(tmp_path / "elsewhere")
     refused(copied, tmp_path / "run", "is a link")
+
+
+def zipped(folder: Path, target: Path, extra: zipfile.ZipInfo | None = None) -> Path:
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, content in files_of(folder).items():
+            archive.writestr(name, content)
+        if extra is not None:
+            archive.writestr(extra, b"/etc/passwd")
+    return target
+
+
+@pytest.mark.parametrize("name", ["../escape.json", "/tmp/escape.json", "decompositions/x/run.py"])
+def test_an_archive_cannot_write_elsewhere(copied, tmp_path, name):
+    refused(zipped(copied, tmp_path / "a.zip", zipfile.ZipInfo(name)), tmp_path / "run", "does not list")
+    edit_index(copied, lambda values: values["files"].update({name: {"size": 11, "sha256": "0" * 64}}))
+    refused(zipped(copied, tmp_path / "a.zip", zipfile.ZipInfo(name)), tmp_path / "run", "no file of a run")
+    assert not (tmp_path / "escape.json").exists()
+
+
+def test_links_doubles_and_damage_in_an_archive_are_refused(copied, tmp_path):
+    link = zipfile.ZipInfo("examples.parquet.json")
+    link.external_attr = 0o120777 << 16
+    refused(zipped(copied, tmp_path / "a.zip", link), tmp_path / "run", "that no shared run has")
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        zipped(copied, tmp_path / "a.zip", zipfile.ZipInfo("manifest.json"))
+    refused(tmp_path / "a.zip", tmp_path / "run", "that no shared run has")
+    whole = zipped(copied, tmp_path / "a.zip").read_bytes()
+    (tmp_path / "a.zip").write_bytes(whole[:-100])
+    refused(tmp_path / "a.zip", tmp_path / "run", "Cannot read")
+    middle = whole.index((copied / "examples.parquet").read_bytes()) + 200
+    (tmp_path / "a.zip").write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    refused(tmp_path / "a.zip", tmp_path / "run", "Cannot read examples.parquet")
 
 
 def test_unknown_formats_and_broken_indexes_are_refused(copied, tmp_path):

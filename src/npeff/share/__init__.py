@@ -1,4 +1,4 @@
-"""Sharing runs: `npeff push` and `npeff pull`, to and from a folder or a repository on the Hugging Face Hub."""
+"""Sharing runs: `npeff push` and `npeff pull`, to and from a folder, a zip file or the Hugging Face Hub."""
 
 from npeff.share.run import PullConfig, PushConfig, pull, push
 

@@ -1,21 +1,26 @@
-"""Where runs are shared: a folder, or a repository on the Hugging Face Hub."""
+"""Where runs are shared: a folder, a zip file, or a repository on the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import stat
 import uuid
 import warnings
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from npeff.errors import UserError
-from npeff.files import disk_errors
+from npeff.files import disk_errors, whole_file
 from npeff.share.contents import INDEX
 
 HUB = "hf://"
+ZIP = ".zip"
+_AT_ONCE = 1 << 20
 _OF_THE_HUB = {".gitattributes"}
 """Files that the Hub itself adds to a repository."""
 
@@ -36,11 +41,11 @@ class Place(Protocol):
 
 
 def open_place(name: str, revision: str | None = None, public: bool = False) -> Place:
-    """The place that a user means: `hf://owner/name`, or else a folder."""
+    """The place that a user means: `hf://owner/name`, a file `NAME.zip`, or else a folder."""
     if not name.startswith(HUB):
         if revision is not None:
-            raise UserError(f"--revision is for repositories on the Hub (hf://owner/name); {name!r} is a folder.")
-        return Folder(Path(name))
+            raise UserError(f"--revision is for repositories on the Hub (hf://owner/name), which {name!r} is not.")
+        return Archive(Path(name)) if name.endswith(ZIP) else Folder(Path(name))
     repository = name.removeprefix(HUB)
     if len([part for part in repository.split("/") if part]) != 2 or repository.count("/") != 1:
         raise UserError(f"{name!r} does not name a repository on the Hub. Write hf://owner/name.")
@@ -58,6 +63,8 @@ class Folder:
             return []
         if not self.path.is_dir():
             raise UserError(f"{self.path} is not a folder.")
+        if not (self.path / INDEX).is_file():  # not a shared run, however much there may be
+            return sorted(path.name for path in self.path.iterdir())
         found = []
         for path in sorted(self.path.rglob("*")):
             if path.is_symlink():
@@ -94,6 +101,50 @@ class Folder:
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
         return str(self.path)
+
+
+class Archive:
+    """A zip file. What is in it is not compressed: tensors hardly can be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, str(path)
+
+    def names(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        with self._open() as archive:
+            entries = archive.infolist()
+        names = [entry.filename for entry in entries]
+        for entry in entries:
+            if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or names.count(entry.filename) > 1:
+                raise UserError(f"{self.path} has an entry {entry.filename!r} that no shared run has: do not trust it.")
+        return sorted(names)
+
+    def fetch(self, name: str, target: Path) -> None:
+        with self._open() as archive, disk_errors(target):
+            try:
+                size = archive.getinfo(name).file_size
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(name) as source, target.open("wb") as handle:
+                    # an entry may unpack to more than it says
+                    for start in range(0, size, _AT_ONCE):
+                        handle.write(source.read(min(_AT_ONCE, size - start)))
+            except (KeyError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
+                raise UserError(f"Cannot read {name} in {self.path}: {error}.") from error
+
+    def put(self, files: Mapping[str, Path], texts: Mapping[str, bytes], message: str) -> str:
+        with whole_file(self.path) as temporary, zipfile.ZipFile(temporary, "x") as archive:
+            for name, content in texts.items():
+                archive.writestr(name, content)
+            for name, path in files.items():
+                archive.write(path, name)
+        return str(self.path)
+
+    def _open(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self.path)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise UserError(f"Cannot read {self.path}: {error}.") from error
 
 
 @dataclass

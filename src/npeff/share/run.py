@@ -23,12 +23,12 @@ from npeff.store import Run
 
 @dataclass(frozen=True)
 class PushConfig:
-    """Share a run's results in a folder or on the Hugging Face Hub, with a card and a hash of every file."""
+    """Share a run's results in a folder, a zip file or on the Hugging Face Hub, with a card and a hash of every file."""
 
     run: tyro.conf.Positional[str]
     """Run directory."""
     to: tyro.conf.Positional[str]
-    """Folder, or hf://owner/name. An earlier push of the same run is replaced; anything else is left alone."""
+    """Folder, file NAME.zip, or hf://owner/name. An earlier push of the same run is replaced, anything else left alone."""
     rows: bool = False
     """Also share the collected rows. They are large; without them a run can be explored and analysed, and its rows
     collected again, but not decomposed."""
@@ -38,10 +38,10 @@ class PushConfig:
 
 @dataclass(frozen=True)
 class PullConfig:
-    """Get a shared run from a folder or from the Hugging Face Hub. Every file is checked by its hash."""
+    """Get a shared run from a folder, a zip file or the Hugging Face Hub. Every file is checked by its hash."""
 
     source: tyro.conf.Positional[str]
-    """Folder, or hf://owner/name."""
+    """Folder, file NAME.zip, or hf://owner/name."""
     run: tyro.conf.Positional[str]
     """Run directory to make; it must not be there yet."""
     revision: str | None = None
