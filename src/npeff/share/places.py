@@ -9,6 +9,7 @@ import uuid
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,9 +115,9 @@ class Archive:
             return []
         with self._open() as archive:
             entries = archive.infolist()
-        names = [entry.filename for entry in entries]
+        names = Counter(entry.filename for entry in entries)
         for entry in entries:
-            if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or names.count(entry.filename) > 1:
+            if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or names[entry.filename] > 1:
                 raise UserError(f"{self.path} has an entry {entry.filename!r} that no shared run has: do not trust it.")
         return sorted(names)
 

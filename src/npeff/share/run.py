@@ -23,12 +23,13 @@ from npeff.store import Run
 
 @dataclass(frozen=True)
 class PushConfig:
-    """Share a run's results in a folder, a zip file or on the Hugging Face Hub, with a card and a hash of every file."""
+    """Share a run's results in a folder, a zip file or on the Hugging Face Hub, with a card and hashes of all files."""
 
     run: tyro.conf.Positional[str]
     """Run directory."""
     to: tyro.conf.Positional[str]
-    """Folder, file NAME.zip, or hf://owner/name. An earlier push of the same run is replaced, anything else left alone."""
+    """Folder, file NAME.zip, or hf://owner/name. An earlier push of the same run is replaced; anything else
+    is left alone."""
     rows: bool = False
     """Also share the collected rows. They are large; without them a run can be explored and analysed, and its rows
     collected again, but not decomposed."""
