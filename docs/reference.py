@@ -28,9 +28,16 @@ def write_commands(path: Path) -> None:
 
 
 def section(name: str) -> str:
-    """A command's section, as Markdown."""
+    """A command's section, as Markdown; of a command with subcommands, one for each."""
     module, kind, _, _ = COMMANDS[name]
     config = getattr(importlib.import_module(module), kind)
+    if isinstance(config, type):
+        return _section(name, config)
+    parts = [typing.get_args(part) for part in typing.get_args(config)]  # Annotated[config, its name]
+    return "\n".join(_section(f"{name} {subcommand.name}", part) for part, subcommand in parts)
+
+
+def _section(name: str, config: Any) -> str:
     arguments = [field for field, hint, _ in own_fields(config) if is_positional(hint)]
     usage = " ".join(["npeff", name, *(_usage(field) for field in arguments), "[options]"])
     lines = [f"## {name}", "", inspect.getdoc(config) or "", "", f"`{usage}`", ""]

@@ -40,7 +40,7 @@ class Block:
                 words = shlex.split(line.strip(), comments=True)
             except ValueError:  # not a command: a formula with a quote, for one
                 continue
-            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # settings of the environment
+            while words and re.fullmatch(r"[A-Z_]+=\S*|srun", words[0]):  # environment, Slurm
                 words = words[1:]
             if words and words[0] in PROGRAMS:
                 found.append(words)

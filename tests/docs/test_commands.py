@@ -47,6 +47,7 @@ NOT_RUN = {
     r"npeff reproduce(?! list)": "takes minutes at any scale; tests/reproduce runs recipes",
     r"npeff perturb .*--way sensing": "needs a sketch of 16,384 numbers; tests/perturb runs it",
     r"npeff (push|pull) .*hf://": "needs the Hub; tests/share runs it against a local one",
+    r"npeff evalkit score": "needs forms that were filled in; tests/evalkit fills some",
     r"npeff evalkit judge": "needs a server with a language model; tests/evalkit runs it against a local one",
 }
 """Commands that are only parsed, and why."""
