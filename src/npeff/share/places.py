@@ -22,6 +22,7 @@ from npeff.share.contents import INDEX
 HUB = "hf://"
 ZIP = ".zip"
 _AT_ONCE = 1 << 20
+_HUB_PACKAGES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
 _OF_THE_HUB = {".gitattributes"}
 """Files that the Hub itself adds to a repository."""
 
@@ -205,20 +206,18 @@ class Hub:
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """What the Hub or the way to it refuses, as a message."""
-        from huggingface_hub import errors
-
         try:
             yield
-        except (OSError, ValueError, errors.EntryNotFoundError, errors.RevisionResolutionError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        except Exception as error:
+            # the client has errors of its own, and lets those of the libraries below it through
+            package = type(error).__module__.split(".")[0]
+            if not isinstance(error, OSError | ValueError) and package not in _HUB_PACKAGES:
+                raise
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UserError(
                 f"The Hub did not give or take {self.repository}: {reason} "
                 f"(`hf auth login` logs in; HF_ENDPOINT names another Hub.)"
             ) from error
-        except Exception as error:
-            if not type(error).__module__.startswith(("httpx", "httpcore", "requests")):
-                raise
-            raise UserError(f"The Hub cannot be reached: {error}.") from error
 
 
 def is_empty_or_shared(names: list[str]) -> bool:
