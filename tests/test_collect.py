@@ -492,7 +492,7 @@ def test_an_edited_manifest_is_named(config, capsys, entry, value):
     path = Path(config.run, "manifest.json")
     path.parent.mkdir()
     whole = {"format": 1, "complete": True, "identity": {"collected": ["fisher"]}, "examples": 40, "shard_examples": 8}
-    whole |= {"inputs_sha256": "0", "config": {}, "task": {}, "shards": [{"sha256": "0"}] * 5, "examples_sha256": "0"}
+    whole |= {"inputs_sha256": "0", "config": {}, "task": {"labels": []}, "shards": [{"sha256": "0"}] * 5, "examples_sha256": "0"}
     path.write_text(json.dumps(whole))
     Run.open(config.run)
     path.write_text(json.dumps(whole | {entry: value}))
@@ -505,6 +505,9 @@ def test_an_edited_config_is_not_mixed_in(config, capsys):
     path = Path(config.run, "manifest.json")
     manifest = json.loads(path.read_text())
     manifest["config"]["sketch"]["dim"] = 128
+    path.write_text(json.dumps(manifest))
+    refuse(["verify", config.run], capsys, "manifest.json is damaged or was edited")
+    del manifest["seal"]  # as who edits it on purpose is told to do
     path.write_text(json.dumps(manifest))
     refuse(["verify", config.run], capsys, "sketch.dim was 256 and is now 128")
     assert not Path(config.run, "shards", "00001.safetensors").exists()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from npeff.configs import check_numbers
 from npeff.errors import UserError
 
 # command → (module, config class, function, what it does); a module is imported only when its command runs
@@ -46,11 +49,16 @@ COMMANDS = {
 }
 
 INTERRUPTED = 130
+# how torch and the system say that memory is used up, other than by an exception of its own
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "annot allocate memory", "bad_alloc", "start new thread")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 2 for a user's mistake, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows few characters is no reason to stop
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -72,6 +80,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        reason = _surroundings(error)
+        if reason is None:  # a mistake of ours: the traceback is what is needed to mend it
+            raise
+        print(f"npeff {arguments[0]}: {reason}", file=sys.stderr)
+        return 2
+
+
+def _surroundings(error: Exception) -> str | None:
+    """What to say about an error that comes from the machine: its memory, its disk, or the name of a file."""
+    text = str(error)
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, RuntimeError) and any(sign in text for sign in _NO_MEMORY))
+    ):
+        return (
+            "there is not enough memory. Free some, or lower --batch-tokens and --shard-examples (collect), "
+            "--chunk and --memory-gb (decompose, perturb). Run the command again; it continues."
+        )
+    if not isinstance(error, OSError):
+        return None
+    return f"{error.strerror or text}{f': {str(error.filename)[:200]}' if error.filename else ''}."
 
 
 def _run(command: str, arguments: list[str]) -> int:
@@ -86,9 +118,11 @@ def parse(command: str, config_class: str, module: str, arguments: list[str]) ->
     import tyro
 
     kind = getattr(importlib.import_module(module), config_class)
-    return tyro.cli(
+    config = tyro.cli(
         kind, prog=f"npeff {command}", args=arguments, config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
     )
+    check_numbers(config)
+    return config
 
 
 def _overview() -> str:

@@ -24,7 +24,7 @@ from npeff.data import FIELD, DataConfig, Dataset, load_dataset
 from npeff.directions import DirectionsConfig, parse_directions
 from npeff.errors import UserError
 from npeff.locks import only_one
-from npeff.models import LoadedModel, ModelConfig, Selection, load_model, select_parameters
+from npeff.models import LoadedModel, ModelConfig, Selection, confirm_trust, load_model, select_parameters
 from npeff.rows import ArrayRows
 from npeff.sketch.base import SketchConfig, make_sketch
 from npeff.store import Run, Shard, inputs_hash, read_tensors
@@ -224,6 +224,8 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
             f"{path} was collected with another config: {'; '.join(changed[:5])}. "
             f"Use the same one to continue it, or another directory."
         )
+    if run.manifest["examples"] != len(dataset.table):
+        raise UserError(f"{path / 'manifest.json'} is damaged: its number of examples is not that of the data.")
     run.clean_up()
     if run.manifest["complete"]:
         print(f"{path} is already complete.")
@@ -338,7 +340,7 @@ def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
     """The table of inputs with what was found about each example."""
     names = ["prediction", "probability", "set_aside"]
     names += ["rank", "pef_norm", "kept"] if prepared.config.fisher else []
-    shards = [read_tensors(run.path / shard.file, names) for shard in run.shards]
+    shards = [read_tensors(run.whole_shard(shard), names) for shard in run.shards]
     columns = {name: torch.cat([shard[name] for shard in shards]).numpy() for name in names}
     aside = columns.pop("set_aside").astype(bool)
     if not prepared.config.fisher:
@@ -383,6 +385,7 @@ def prepare_run(run: Run, device: str | None = None) -> Prepared:
     config: CollectConfig = from_dict(CollectConfig, run.manifest["config"])
     if device is not None:
         config = replace(config, model=replace(config.model, device=device))
+    confirm_trust(config.model, run.path / "manifest.json")
     prepared = prepare(config)
     recorded = run.manifest["identity"]
     now = _identity(prepared, run.manifest["task"].get("prefix", ""))

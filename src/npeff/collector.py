@@ -29,6 +29,7 @@ class Wanted:
 
 
 EVERYTHING = Wanted()
+_FINITE = ("rows", "pef_norm", "gradient", "gradient_norm")
 
 
 class Collector:
@@ -87,7 +88,7 @@ class Collector:
             if self.wanted.fisher or self.wanted.gradient:
                 found |= self._rows(capture, z, p, examples)
                 finite &= torch.stack(
-                    [found[name].isfinite().flatten(1).all(1) for name in ("rows", "gradient") if name in found]
+                    [found[name].isfinite().view(len(finite), -1).all(1) for name in _FINITE if name in found]
                 ).all(0)
         found["set_aside"] = ~finite
         for name, tensor in found.items():
@@ -119,20 +120,28 @@ class Collector:
         rows = capture.rows(z, V.float(), self.sketch)
         if self.wanted.gradient:
             gradient = (mix.float()[:, None] @ rows)[:, 0] if mix is not None else rows[:, -1]
-            norm = gradient.norm(dim=1)
+            norm = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).float()
             found |= {"gradient": gradient / _not_zero(norm)[:, None], "gradient_norm": norm}
         if self.wanted.fisher:
             assert kept is not None
             used = V[:, :count].abs().amax(2) > 0
             rows = rows[:, :count]
+            # products of very long or short rows leave the range of float32, so their size is taken out first; being a
+            # power of 2, it changes no digit
+            size = rows.abs().amax((1, 2))
+            size = torch.where(size > 0, torch.exp2(size.log2().floor()), 1.0)
+            rows = rows / size[:, None, None]
             if self.directions.rank is not None:
                 rows, share = reduce_rank(rows, self.directions.rank)
                 kept, used = kept * share, used[:, : self.directions.rank]
             gram = (rows @ rows.mT).double()
-            norm = gram.square().sum((1, 2)).sqrt().float()
+            norm = gram.square().sum((1, 2)).sqrt()
+            pef_norm = (norm * size.double().square()).float()
+            # a norm too small for float32 is zero, and its rows with it: whoever divides by it must find no rows
+            factor = torch.where(pef_norm > 0, _not_zero(norm).rsqrt().float(), 0.0)
             found |= {
-                "rows": rows / _not_zero(norm).sqrt()[:, None, None],
-                "pef_norm": norm,
+                "rows": rows * factor[:, None, None],
+                "pef_norm": pef_norm,
                 "kept": kept.float(),
                 "rank": used.sum(1).int(),
             }

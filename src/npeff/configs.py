@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from npeff.errors import UserError
 
-__all__ = ["from_dict", "from_options", "replace", "to_dict"]
+__all__ = ["check_numbers", "from_dict", "from_options", "replace", "to_dict"]
 
 Config = TypeVar("Config")
 
@@ -41,9 +41,37 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     if unknown:
         raise UserError(f"Unknown option {', '.join(unknown)} in {kind.__name__}; it knows {', '.join(names)}.")
     try:
-        return kind(**{name: _typed(hints[name], value, name) for name, value in values.items()})
+        config = kind(**{name: _typed(hints[name], value, name) for name, value in values.items()})
     except TypeError as error:
         raise UserError(f"{kind.__name__}: {error}.") from error
+    check_numbers(config)
+    return config
+
+
+LARGEST = 2**53
+"""Whole numbers beyond this are not the same in every program that reads JSON."""
+LARGEST_SEED = 2**32
+"""Every generator of random numbers takes seeds below this."""
+
+
+def check_numbers(config: Any) -> None:
+    """Refuse numbers that no option can mean: not a number, beyond what computers count with, odd seeds."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            check_numbers(value)
+            continue
+        limit = LARGEST_SEED if field.name.endswith(("seed", "seeds")) else LARGEST
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(number, float) and number != number:
+                raise UserError(f"Option {field.name} is not a number.")
+            if isinstance(number, int) and not -limit < number < limit:
+                raise UserError(f"Option {field.name} cannot be {_brief(number)}; it must be below {limit}.")
+
+
+def _brief(number: int) -> str:
+    # Python refuses to write out integers of thousands of digits
+    return str(number) if number.bit_length() < 100 else f"{number:.3e}" if number.bit_length() < 1000 else "so large"
 
 
 def from_options(kind: type[Config], options: dict[str, Any]) -> Config:

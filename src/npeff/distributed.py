@@ -21,12 +21,19 @@ PATIENCE = timedelta(days=7)
 
 def start() -> None:
     """Join the process group that torchrun describes in the environment; one process alone needs none."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+    if dist.is_initialized() or os.environ.get("WORLD_SIZE", "") in ("", "1"):
+        return
+    try:
         use_nccl = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
         if use_nccl:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         # gloo is joined in any case: objects and CPU tensors travel over it
         dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo", timeout=PATIENCE)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"WORLD_SIZE is set, but the processes cannot find each other ({error}). Start them with torchrun, "
+            "or unset WORLD_SIZE."
+        ) from error
 
 
 def stop() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from npeff.errors import UserError
 
 PARTIAL = ".partial"
+SEAL = "seal"
 
 
 @contextlib.contextmanager
@@ -74,17 +75,56 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
+def write_json(path: Path, value: Any, sealed: bool = False) -> None:
+    """Write `value` as indented JSON, whole or not at all.
+
+    A `sealed` file, which must be a dictionary's, ends with a hash of all else in it: `read_json` refuses it if it has
+    changed since. For what later commands build on.
+    """
+    if sealed:
+        value = {**value, SEAL: _seal(value)}
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file of ours; a damaged one is the user's to know about."""
+    """Read a JSON file of ours, without its seal; a damaged one is the user's to know about."""
+    return without_seal(path, parse_json(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file of ours that holds an object."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged: it should hold a JSON object. Restore it from a copy, or make it anew.")
+    return value
+
+
+def parse_json(path: Path) -> Any:
+    """What a JSON file holds, seal and all."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise UserError(f"Cannot read {path}: {error}.") from error
+
+
+def without_seal(path: Path, value: Any) -> Any:
+    """`value` as it was before `path` was sealed; refused if the seal is not the one of this value."""
+    if not isinstance(value, dict) or SEAL not in value:
+        return value
+    found = {name: item for name, item in value.items() if name != SEAL}
+    if value[SEAL] != _seal(found):
+        raise UserError(
+            f"{path} is damaged or was edited: it is not what its {SEAL!r} was made of. Restore it from a copy, or "
+            f"make it anew. (If you meant to edit it, remove the entry {SEAL!r}.)"
+        )
+    return found
+
+
+def _seal(value: dict[str, Any]) -> str:
+    """Hash of a JSON value, the same however the file is laid out."""
+    # as it will be read: keys that are numbers become text
+    text = json.dumps(json.loads(json.dumps(value)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:
@@ -93,10 +133,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def remove_partials(directory: Path) -> None:
-    """Remove what killed writers left behind in `directory` (not in its subdirectories)."""
-    for leftover in Path(directory).glob(f".*{PARTIAL}"):
+def remove_partials(directory: Path, below: bool = False) -> None:
+    """Remove what killed writers left behind in `directory`, and with `below` in all directories below it.
+
+    To be called by who has the right to write there: a writer at work would lose its file.
+    """
+    for leftover in Path(directory).glob(f"**/.*{PARTIAL}" if below else f".*{PARTIAL}"):
         if leftover.is_dir():
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)

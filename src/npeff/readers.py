@@ -23,6 +23,8 @@ Rows = Iterator[tuple[int, Mapping[str, Any]]]
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 BATCH = 8192
+LONGEST_LINE = 1 << 28
+"""Bytes; a file of zeros that was compressed to nothing should not take all memory."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ def _open_binary(path: Path) -> IO[bytes] | gzip.GzipFile:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines of a UTF-8 file, each decoded by itself so that a wrong byte can be located."""
     with _open_binary(path) as handle:
-        for number, raw in enumerate(handle, 1):
+        for number, raw in enumerate(iter(lambda: handle.readline(LONGEST_LINE + 1), b""), 1):
+            if len(raw) > LONGEST_LINE:
+                raise UserError(f"{path}, line {number} has more than {LONGEST_LINE} bytes. Is it broken into lines?")
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:

@@ -10,9 +10,14 @@ from typing import Any
 import tyro
 
 from npeff.cli import COMMANDS
+from npeff.collect import CollectConfig
 from npeff.configs import from_dict, replace
 from npeff.errors import UserError
-from npeff.files import read_json
+from npeff.files import read_object
+from npeff.models import confirm_trust
+
+REPLAYED = ("collect", "decompose", "perturb")
+"""Commands that write only below the run. What a directory from elsewhere names besides is not run."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +35,22 @@ def replay(config: ReplayConfig) -> Any:
     path = Path(config.made)
     if (path / "manifest.json").is_file():
         file, home = path / "manifest.json", path
-        recorded = read_json(file)
+        recorded = read_object(file)
     elif (path / "config.json").is_file():
         file, home = path / "config.json", path.parent.parent  # RUN/decompositions/NAME, RUN/perturbations/NAME
-        recorded = read_json(file)
-        if isinstance(recorded, dict):  # a decomposition's own config is that of its estimator
-            recorded = recorded.get("notes", {}).get("replay", recorded)
+        recorded = read_object(file)
+        notes = recorded.get("notes")
+        if isinstance(notes, dict):  # a decomposition's own config is that of its estimator
+            recorded = notes.get("replay", recorded)
     else:
         raise UserError(f"{path} has neither manifest.json nor config.json, so there is nothing to replay.")
     command = recorded.get("command") if isinstance(recorded, dict) else None
-    if command not in COMMANDS:
-        raise UserError(f"{file} does not name a command of this npeff.")
+    if command not in REPLAYED:
+        raise UserError(f"{file} does not name one of {', '.join(REPLAYED)}.")
     module, kind, function, _ = COMMANDS[command]
     loaded = importlib.import_module(module)
     again = from_dict(getattr(loaded, kind), recorded.get("config", {}))
+    if isinstance(again, CollectConfig):
+        confirm_trust(again.model, file)
     again = replace(again, run=config.to or str(home))
     return getattr(loaded, function)(again)

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from npeff.errors import UserError
-from npeff.files import read_json, remove_partials, sha256, whole_file, write_json
+from npeff.files import parse_json, read_json, remove_partials, sha256, whole_file, without_seal, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -64,6 +64,7 @@ class Run:
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
+        self._checked: set[int] = set()
 
     # --- opening -----------------------------------------------------------------------------------------------
 
@@ -81,16 +82,16 @@ class Run:
         path = Path(path)
         if not (path / MANIFEST).is_file():
             raise UserError(f"{path} is not a run directory: it has no {MANIFEST}. `npeff collect` makes one.")
-        manifest = read_json(path / MANIFEST)
-        try:
-            version = int(manifest["format"])
-            if version > FORMAT:
-                raise UserError(
-                    f"{path} was written by a newer npeff ({manifest.get('npeff')}, format {version}); "
-                    f"this one reads formats up to {FORMAT}. Upgrade npeff."
-                )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path / MANIFEST} is damaged: its format is missing or wrong.") from error
+        manifest = parse_json(path / MANIFEST)
+        version = manifest.get("format") if isinstance(manifest, dict) else None
+        if type(version) is not int or version < 1:
+            raise UserError(f"{path / MANIFEST} is damaged: its format is missing or wrong.")
+        if version > FORMAT:
+            raise UserError(
+                f"{path} was written by a newer npeff ({manifest.get('npeff')}, format {version}); "
+                f"this one reads formats up to {FORMAT}. Upgrade npeff."
+            )
+        manifest = without_seal(path / MANIFEST, manifest)
         wrong = _wrong_entries(manifest)
         if wrong:
             raise UserError(
@@ -116,7 +117,7 @@ class Run:
             "examples": len(examples),
             "inputs_sha256": inputs_hash(examples),
         }
-        write_json(path / MANIFEST, whole)
+        write_json(path / MANIFEST, whole, sealed=True)
         return Run(path, whole)
 
     # --- what is in it -----------------------------------------------------------------------------------------
@@ -135,13 +136,18 @@ class Run:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The example table."""
+        """The example table, as it was written."""
+        path = self.path / EXAMPLES
+        if self.manifest["complete"] and not self.examples_are_whole():
+            raise UserError(f"{path} is missing or has changed. `npeff verify {self.path}` mends it.")
         try:
-            return pq.read_table(self.path / EXAMPLES)
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(
-                f"Cannot read {self.path / EXAMPLES}: {error}. `npeff verify` says what is damaged."
-            ) from error
+            table = pq.read_table(path)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise UserError(f"Cannot read {path}: {error}. `npeff verify {self.path}` mends it.") from error
+        wrong = _wrong_columns(table, self.manifest)
+        if wrong:
+            raise UserError(f"{path} is not an example table of this run: {wrong}.")
+        return table
 
     @property
     def has_rows(self) -> bool:
@@ -170,7 +176,7 @@ class Run:
     def tensor(self, name: str) -> torch.Tensor:
         """A per-example tensor of all shards, [m, ...]; for the small ones, such as `probabilities`."""
         self._check_rows()
-        return torch.cat([read_tensors(self.path / shard.file, [name])[name] for shard in self.shards])
+        return torch.cat([read_tensors(self.whole_shard(shard), [name])[name] for shard in self.shards])
 
     # --- writing shards ----------------------------------------------------------------------------------------
 
@@ -180,29 +186,32 @@ class Run:
         with whole_file(path) as temporary:
             save_file(tensors, temporary)
         record = {"file": shard.file, "start": shard.start, "stop": shard.stop, "sha256": sha256(path)}
-        write_json(self.path / shard.record, record)
+        write_json(self.path / shard.record, record, sealed=True)
+        self._checked.add(shard.number)
 
     def is_written(self, shard: Shard) -> bool:
-        """Whether a shard is on disk, whole."""
-        return (self.path / shard.record).is_file() and (self.path / shard.file).is_file()
+        """Whether a shard of an unfinished run is on disk, whole."""
+        try:
+            whole = (self.path / shard.record).is_file() and not self._problem(shard)
+        except UserError:  # a damaged record: the shard is collected again
+            return False
+        if whole:
+            self._checked.add(shard.number)
+        return whole
 
     def finish(self, examples: pa.Table) -> None:
         """Gather the records into the manifest and write the final example table. May be repeated.
 
         A shard without a record is one that an earlier call has gathered already.
         """
-        old = self.manifest.get("shards") or [None] * len(self.shards)
-        records = [
-            read_json(self.path / shard.record) if (self.path / shard.record).is_file() else record
-            for shard, record in zip(self.shards, old, strict=True)
-        ]
+        records = [self._record(shard) for shard in self.shards]
         write_examples(self.path / EXAMPLES, examples)
         self.manifest |= {
             "complete": True,
             "shards": records,
             "examples_sha256": sha256(self.path / EXAMPLES),
         }
-        write_json(self.path / MANIFEST, self.manifest)
+        write_json(self.path / MANIFEST, self.manifest, sealed=True)
         self.clean_up()
         self.__dict__.pop("table", None)
 
@@ -218,14 +227,37 @@ class Run:
 
     def check_shards(self) -> Iterator[tuple[Shard, str | None]]:
         """Every shard, with what is wrong with it, or None where it is what was written."""
-        for shard, record in zip(self.shards, self.manifest["shards"], strict=True):
-            path = self.path / shard.file
-            if not path.is_file():
-                yield shard, "is missing"
-            elif sha256(path) != record["sha256"]:
-                yield shard, "has changed (its SHA-256 differs)"
-            else:
-                yield shard, None
+        for shard in self.shards:
+            yield shard, self._problem(shard)
+
+    def whole_shard(self, shard: Shard) -> Path:
+        """The file of a shard; the first time that it is asked for, it is checked to be what was written."""
+        if shard.number not in self._checked:
+            problem = self._problem(shard)
+            if problem:
+                raise UserError(f"{self.path / shard.file} {problem}. `npeff verify {self.path}` mends it.")
+            self._checked.add(shard.number)
+        return self.path / shard.file
+
+    def _problem(self, shard: Shard) -> str | None:
+        """What is wrong with a shard that has been written."""
+        path = self.path / shard.file
+        if not path.is_file():
+            return "is missing"
+        if sha256(path) != self._record(shard)["sha256"]:
+            return "has changed (its SHA-256 differs)"
+        return None
+
+    def _record(self, shard: Shard) -> dict[str, Any]:
+        """What was noted when a shard was written: beside it, or in the manifest where the run is finished."""
+        path = self.path / shard.record
+        if not path.is_file() and self.manifest["complete"]:
+            found: dict[str, Any] = self.manifest["shards"][shard.number]
+            return found
+        found = read_json(path)
+        if not isinstance(found, dict) or not isinstance(found.get("sha256"), str):
+            raise UserError(f"{path} is not the record of a shard. Delete it, and the shard is collected again.")
+        return found
 
     def examples_are_whole(self) -> bool:
         """Whether the example table is what was written."""
@@ -239,12 +271,19 @@ def _wrong_entries(manifest: dict[str, Any]) -> list[str]:
     kinds |= {"inputs_sha256": str, "config": dict, "task": dict}
     if manifest.get("complete"):
         kinds |= {"shards": list, "examples_sha256": str}
-    wrong = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
+    wrong = [name for name, kind in kinds.items() if type(manifest.get(name)) is not kind]
     if wrong:
         return wrong
-    wrong = [name for name in ("examples", "shard_examples") if manifest[name] < 1]
-    if not isinstance(manifest["identity"].get("collected"), list):
+    wrong = [name for name in ("examples", "shard_examples") if not 0 < manifest[name] < 2**40]
+    collected = manifest["identity"].get("collected")
+    if not isinstance(collected, list) or not all(kind in list(KINDS) for kind in collected):
         wrong.append("identity.collected")
+    task = manifest["task"]
+    labels = task.get("labels")
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        wrong.append("task.labels")
+    texts = ("name", "prompt", "answers", "prefix")
+    wrong += [f"task.{name}" for name in texts if not isinstance(task.get(name, ""), str)]
     if not wrong and manifest["complete"]:
         records = manifest["shards"]
         if len(records) != -(-manifest["examples"] // manifest["shard_examples"]):
@@ -254,13 +293,39 @@ def _wrong_entries(manifest: dict[str, Any]) -> list[str]:
     return wrong
 
 
+_COLUMNS = {
+    "text": (pa.types.is_string, pa.types.is_large_string),
+    "label": (pa.types.is_integer,),
+    "prediction": (pa.types.is_integer,),
+    "rank": (pa.types.is_integer,),
+    "set_aside": (pa.types.is_string, pa.types.is_large_string, pa.types.is_null),
+}
+"""Columns of a finished run's example table that everything else builds on."""
+
+
+def _wrong_columns(table: pa.Table, manifest: dict[str, Any]) -> str | None:
+    """Why a table is not the one that a manifest describes."""
+    if len(table) != manifest["examples"]:
+        return f"it has {len(table)} examples, the manifest says {manifest['examples']}"
+    for name, kinds in _COLUMNS.items() if manifest["complete"] else ():
+        if table.column_names.count(name) != 1 or not any(kind(table.schema.field(name).type) for kind in kinds):
+            return f"its column {name!r} is missing or of the wrong type"
+    if manifest["complete"]:
+        if table["rank"].null_count or table["prediction"].null_count:
+            return "a rank or a prediction is missing"
+        if len(table) and int(table["rank"].to_numpy().min()) < 0:
+            return "a rank is negative"
+    return None
+
+
 class StoredRows:
     """A RowSource over a run's shards; nothing is held in memory."""
 
     def __init__(self, run: Run, tensor: str, ranks: np.ndarray) -> None:
         self.run, self.tensor, self.ranks = run, tensor, ranks
         self._size = run.manifest["shard_examples"]
-        self.dim = int(self._read(run.shards[0], 0, 1).shape[1]) if len(ranks) else 0
+        self._fitting: set[int] = set()
+        self.dim = int(self._shape(run.shards[0])[1]) if len(ranks) else 0
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Rows of the examples start..stop-1, float32, [sum of ranks, p]."""
@@ -278,9 +343,28 @@ class StoredRows:
         return torch.cat(parts) if parts else torch.empty(0, self.dim)
 
     def _read(self, shard: Shard, first: int, last: int) -> torch.Tensor:
-        path = self.run.path / shard.file
+        path = self.run.whole_shard(shard)
+        if shard.number not in self._fitting:
+            self._check_shape(shard, path)
         with _shard_errors(path), safe_open(path, framework="pt") as handle:
             return handle.get_slice(self.tensor)[first:last]
+
+    def _shape(self, shard: Shard) -> list[int]:
+        path = self.run.whole_shard(shard)
+        with _shard_errors(path), safe_open(path, framework="pt") as handle:
+            shape: list[int] = handle.get_slice(self.tensor).get_shape()
+        if len(shape) != 2:
+            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}.")
+        return shape
+
+    def _check_shape(self, shard: Shard, path: Path) -> None:
+        """Refuse a shard, of a run from elsewhere, that does not have the rows which the example table promises."""
+        ranks = self.ranks[shard.start : shard.stop]
+        expected = [int(ranks.sum()) if self.tensor == "rows" else len(ranks), self.dim]
+        shape = self._shape(shard)
+        if shape != expected:
+            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}, not {expected}.")
+        self._fitting.add(shard.number)
 
 
 def read_tensors(path: Path, names: list[str]) -> dict[str, torch.Tensor]:

@@ -22,6 +22,9 @@ from npeff.errors import UserError
 
 BUILTIN: tuple[str, ...] = ("reviews", "sst2", "yat", "clinc150", "triviaqa")
 
+LARGEST = 1_000_000
+"""Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""
+
 Answers = Literal["tokens", "suffixes", "vocabulary"]
 
 
@@ -90,6 +93,8 @@ def load_task(name_or_path: str) -> Task:
     path = Path(name_or_path)
     try:
         content = path.read_bytes()
+        if len(content) > LARGEST:
+            raise UserError(f"{name_or_path} has {len(content)} bytes; a task file has at most {LARGEST}.")
     except (OSError, ValueError) as error:
         if path.suffix.lower() in (".yaml", ".yml") and not isinstance(error, FileNotFoundError):
             raise UserError(f"Cannot read the task file {name_or_path!r}: {error}.") from error
@@ -139,7 +144,15 @@ def task_from_yaml(text: str, name: str, source: str) -> Task:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe, and a key that is given twice is an error instead of the last one winning."""
+    """Safe, and a key that is given twice is an error instead of the last one winning.
+
+    So are aliases: nobody needs them here, and a few lines of them can stand for a gigabyte.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", self.get_mark())
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         if isinstance(node, yaml.MappingNode):

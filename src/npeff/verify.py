@@ -12,12 +12,16 @@ from npeff.collect import collect_shards, final_table, load_prompts, prepare_run
 from npeff.data import Dataset
 from npeff.errors import UserError
 from npeff.locks import only_one
+from npeff.results import damaged_results
 from npeff.store import Run, Shard, inputs_hash, inputs_of
 
 
 @dataclass(frozen=True)
 class VerifyConfig:
-    """Check every file of a run by its hash, name the damaged ones and collect those again."""
+    """Check the files of a run by their hashes, name the damaged ones, and collect shards and table again.
+
+    Results are checked too: decompositions, analyses, perturbations and labels. Of those it only says what to do.
+    """
 
     run: tyro.conf.Positional[str]
     """Run directory."""
@@ -36,16 +40,23 @@ def verify(config: VerifyConfig) -> list[str]:
         print(f"{run.path / 'examples.parquet'} is missing or has changed")
     for shard, what in damaged:
         print(f"{run.path / shard.file} {what} (examples {shard.start} to {shard.stop - 1})")
-    if not names:
-        print(f"{run.path}: all {len(run.shards)} shards and the example table are as they were written.")
-        return names
-    if not config.repair:
+    if names and config.repair:
+        with only_one(Path(config.run)):
+            _repair(run, [shard for shard, _ in damaged], table_is_whole)
+        print(f"Collected again: {', '.join(names)}")
+        run = Run.open(config.run)
+    # without its table nothing can be said about what was made of a run
+    results = list(damaged_results(run)) if table_is_whole or config.repair else []
+    for message in results:
+        print(message)
+    if names and not config.repair:
         raise UserError(
             f"{len(names)} damaged files. Run `npeff verify {config.run}` without --no-repair to mend them."
         )
-    with only_one(Path(config.run)):
-        _repair(run, [shard for shard, _ in damaged], table_is_whole)
-    print(f"Collected again: {', '.join(names)}")
+    if results:
+        raise UserError(f"{len(results)} results are damaged. See above for what makes them anew.")
+    if not names:
+        print(f"{run.path}: all {len(run.shards)} shards, the example table and all results are as they were written.")
     return names
 
 

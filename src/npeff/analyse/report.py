@@ -33,7 +33,7 @@ def write(directory: Path, analysis: dict[str, Any], table: pa.Table) -> None:
     write_text(directory / "tunings.md", markdown(analysis, table))
     for name, draw in (("tunings", _draw_tunings), ("density", _draw_density)):
         save_figure(directory / name, draw, analysis)
-    write_json(directory / JSON, analysis)
+    write_json(directory / JSON, analysis, sealed=True)
 
 
 def in_words(analysis: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from npeff.analyse.ranking import Array
 from npeff.configs import to_dict
 from npeff.decompose import Decomposition, load
 from npeff.errors import UserError
-from npeff.files import read_json
+from npeff.files import read_object
 from npeff.store import Run
 
 FORMAT = 1
@@ -99,7 +99,7 @@ def load_decomposition(run: Run, name: str) -> Decomposition:
 def _inputs(run: Run, folder: Path, config: AnalyseConfig) -> dict[str, Any]:
     """What an analysis depends on."""
     options = {key: value for key, value in to_dict(config).items() if key not in ("run", "name")}
-    digest = read_json(folder / "config.json").get("sha256")
+    digest = read_object(folder / "config.json").get("sha256")
     # the table's own hash: verifying a run may mend predictions that the fingerprint does not cover
     return {"run": run.fingerprint, "examples": run.manifest["examples_sha256"], "tensors": digest, "options": options}
 
@@ -108,7 +108,7 @@ def is_current(folder: Path, inputs: dict[str, Any]) -> bool:
     """Whether the analysis in `folder` was made of these inputs by this version of the analysis, and is whole."""
     if not all((folder / ANALYSIS / name).is_file() for name in report.FILES):
         return False
-    old = read_json(folder / ANALYSIS / report.JSON)
+    old = read_object(folder / ANALYSIS / report.JSON)
     return old.get("format") == FORMAT and old.get("inputs") == inputs
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from npeff import __version__
@@ -15,7 +16,7 @@ from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.config import FitConfig
 from npeff.decompose.history import History
 from npeff.errors import UserError
-from npeff.files import read_json, sha256, whole_file, write_json
+from npeff.files import read_json, remove_partials, sha256, whole_file, write_json
 from npeff.rows import RowSource
 
 Order = Literal["positive", "negative", "absolute"]
@@ -83,7 +84,8 @@ class Decomposition(ABC):
 
     def restore(self, extra: dict[str, torch.Tensor]) -> None:
         """Take back what `extra` gave."""
-        assert not extra
+        if extra:
+            raise ValueError(f"this method has no {', '.join(extra)}")
 
     def save(self, directory: Path | str) -> None:
         """Write tensors.safetensors, history.csv, history.png, diagnostics.json and, last, config.json.
@@ -92,6 +94,7 @@ class Decomposition(ABC):
         """
         directory = Path(directory)
         (directory / "config.json").unlink(missing_ok=True)
+        remove_partials(directory)
         tensors = {
             "components": self.components,
             "coefficients": self.coefficients,
@@ -112,7 +115,7 @@ class Decomposition(ABC):
             "notes": self.notes,
             "sha256": sha256(directory / "tensors.safetensors"),
         }
-        write_json(directory / "config.json", values)
+        write_json(directory / "config.json", values, sealed=True)
 
     def diagnostics(self) -> dict[str, Any]:
         """What a user should look at before trusting the components."""
@@ -151,20 +154,39 @@ def load(directory: Path | str, fingerprint: str | None = None) -> Decomposition
         raise UserError(f"There is no finished decomposition in {directory}; make one with `npeff decompose`.")
     values = read_json(directory / "config.json")
     try:
-        method, notes, saved, digest = (values[key] for key in ("method", "notes", "config", "sha256"))
+        method, saved, digest = values["method"], values["config"], values["sha256"]
+        notes, ending, reseeded = dict(values["notes"]), str(values["history"]["ending"]), values["history"]["reseeded"]
         decomposition = _CLASSES[method](from_dict(FitConfig, saved))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{directory / 'config.json'} does not describe a decomposition: no {error}.") from error
     if fingerprint is not None and notes.get("run") not in (None, fingerprint):
         raise UserError(f"{directory} belongs to another run (or the run was collected again); decompose this one.")
     tensors_file = directory / "tensors.safetensors"
     if not tensors_file.exists() or sha256(tensors_file) != digest:
         raise UserError(f"{tensors_file} is missing or damaged; run `npeff decompose` again.")
-    tensors = load_file(tensors_file)
-    for name in ("components", "coefficients", "residuals"):
-        setattr(decomposition, name, tensors.pop(name))
-    decomposition.restore(tensors)
+    try:
+        tensors = load_file(tensors_file)
+        _check_tensors(tensors, decomposition.config)
+        for name in _TENSORS:
+            setattr(decomposition, name, tensors.pop(name))
+        decomposition.restore(tensors)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise UserError(f"{tensors_file} does not hold the tensors of a decomposition: {error}.") from error
     decomposition.notes = notes
-    history = values["history"]
-    decomposition.history = History([], history["ending"], history["reseeded"])
+    decomposition.history = History([], ending, reseeded)
     return decomposition
+
+
+_TENSORS = ("components", "coefficients", "residuals")
+
+
+def _check_tensors(tensors: dict[str, torch.Tensor], config: FitConfig) -> None:
+    """Raise ValueError for tensors, of a run from elsewhere, that no fit with this config has written."""
+    examples, numbers = tensors["coefficients"].shape[:1], tensors["components"].shape[-1:]
+    count = torch.Size([config.components])
+    shapes = {"components": count + numbers, "coefficients": examples + count, "residuals": examples}
+    for name, tensor in tensors.items():
+        if name in shapes and tensor.shape != shapes[name]:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, not {list(shapes[name])}")
+        if tensor.dtype != torch.float32 or not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} has numbers that are not finite, or not float32")

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from npeff import distributed
-from npeff.files import disk_errors, read_json, remove_partials, whole_file, write_json
+from npeff.errors import UserError
+from npeff.files import disk_errors, read_json, remove_partials, sha256, whole_file, write_json
 
 
 @dataclass
@@ -26,29 +28,44 @@ class Checkpoint:
         self, number: int, W: Sequence[torch.Tensor], shared: dict[str, torch.Tensor], state: dict[str, Any]
     ) -> None:
         """Keep coefficients of this rank's examples (parts [n, C]), what all ranks share, and plain JSON values."""
-        rank, world = distributed.rank(), distributed.world_size()
+        rank = distributed.rank()
         tensors = {f"W{i:06d}": part for i, part in enumerate(W)} | (shared if rank == 0 else {})
         with whole_file(self._part(number, rank)) as temporary:
             save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary)
-        distributed.barrier()  # the seal says that every part is there
+        hashes = distributed.everyone_has(sha256(self._part(number, rank)))  # the seal says that every part is there
         if rank == 0:
-            write_json(self.directory / "state.json", {"key": self.key, "number": number, "world": world, **state})
+            seal = {"key": self.key, "number": number, "parts": hashes, **state}
+            write_json(self.directory / "state.json", seal, sealed=True)
             for old in self.directory.glob("pass-*.safetensors"):
                 if not old.name.startswith(f"pass-{number:06d}-"):
                     old.unlink(missing_ok=True)
             remove_partials(self.directory)
 
     def load(self) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]] | None:
-        """W of all examples [m, C], the shared tensors and the state; None if there is nothing to continue."""
-        seal = self.directory / "state.json"
-        if not seal.exists():
+        """W of all examples [m, C], the shared tensors and the state; None if there is nothing to continue.
+
+        A damaged checkpoint is named and not used: the fit begins anew.
+        """
+        if not (self.directory / "state.json").exists():
             return None
-        state = read_json(seal)
-        if state["key"] != self.key:
+        try:
+            state = read_json(self.directory / "state.json")
+            if state["key"] != self.key:
+                return None
+            parts = [self._read(state["number"], rank, digest) for rank, digest in enumerate(state["parts"])]
+            first = parts[0]
+        except (UserError, SafetensorError, KeyError, TypeError, IndexError) as error:
+            if distributed.rank() == 0:
+                print(f"The checkpoint in {self.directory} is damaged, so the fit begins anew ({error})")
             return None
-        parts = [load_file(self._part(state["number"], rank)) for rank in range(state["world"])]
         blocks = [part.pop(name) for part in parts for name in sorted(part) if name.startswith("W")]
-        return torch.cat(blocks) if blocks else torch.empty(0), parts[0], state
+        return torch.cat(blocks) if blocks else torch.empty(0), first, state
+
+    def _read(self, number: int, rank: int, digest: str) -> dict[str, torch.Tensor]:
+        path = self._part(number, rank)
+        if not path.is_file() or sha256(path) != digest:
+            raise UserError(f"{path} is missing or has changed.")
+        return load_file(path)
 
     def clear(self) -> None:
         """Remove it; the fit is finished and saved."""

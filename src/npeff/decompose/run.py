@@ -58,11 +58,13 @@ def decompose(config: DecomposeConfig) -> Decomposition:
     with only_one(run.path / DIRECTORY, active=first):
         done = _finished(directory, run, fit_config, config)
         distributed.barrier()
+        checkpoint = Checkpoint(run.path / DIRECTORY / f".{name}.checkpoint", _key(run, fit_config, config.holdout))
         if done is not None:
+            if done.history.ending != "out of passes":  # else a kill has come between the last two steps
+                checkpoint.clear()
             if first:
                 print(f"{directory} is already there.")
             return done
-        checkpoint = Checkpoint(run.path / DIRECTORY / f".{name}.checkpoint", _key(run, fit_config, config.holdout))
         decomposition = fit(run, fit_config, config.holdout, checkpoint, quiet=False)
         if first:
             decomposition.notes["replay"] = {"command": "decompose", "config": to_dict(config) | {"name": name}}

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from npeff.analyse.ranking import Array
 from npeff.data import FIELD
 from npeff.errors import UserError
-from npeff.files import read_json, write_json
+from npeff.files import read_object, write_json
 from npeff.icl.predict import Predictor
 from npeff.tasks import Task
 
@@ -57,7 +57,7 @@ def search(
     for chosen in tqdm(sets[len(scores) :], desc="Contexts", unit="set", initial=len(scores), total=len(sets)):
         predictions = predictor.predict(render(task, table, chosen), examples)
         scores.append(float((predictions == truth).mean()))
-        write_json(path, {"key": key, "scores": scores})
+        write_json(path, {"key": key, "scores": scores}, sealed=True)
     return sets[int(np.argmax(scores))], scores
 
 
@@ -70,12 +70,12 @@ def predict_all(
         while len(known) < len(table):
             found = predictor.predict(context, table.slice(len(known), block)).tolist()
             known += found
-            write_json(path, {"key": key, "predictions": known})
+            write_json(path, {"key": key, "predictions": known}, sealed=True)
             bar.update(len(found))
     return np.array(known, np.int64)
 
 
 def _known(path: Path, key: dict[str, Any], what: str = "scores") -> list[Any]:
     """What an earlier call with the same key has found."""
-    found = read_json(path) if path.is_file() else {}
-    return list(found[what]) if found.get("key") == key else []
+    found = read_object(path) if path.is_file() else {}
+    return list(found.get(what, [])) if found.get("key") == key else []

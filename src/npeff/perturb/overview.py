@@ -7,7 +7,9 @@ import io
 from pathlib import Path
 from typing import Any
 
-from npeff.files import read_json, write_text
+from npeff.errors import UserError
+from npeff.files import read_object, remove_partials, write_text
+from npeff.locks import only_one
 
 COLUMNS = (
     "label",
@@ -20,25 +22,36 @@ COLUMNS = (
     "norm ratio",
     "predicted",
 )
+_PATIENCE = 10.0
+"""Seconds to wait for another perturbation that writes its table; that takes milliseconds."""
 
 
 def write_overview(folder: Path) -> str:
     """Write table.md and table.csv of all finished results below `folder`; returns the table in Markdown."""
-    rows = [
-        _row(results.parent.name, read_json(results.parent / "config.json")["config"], read_json(results)["summary"])
-        for results in sorted(folder.glob("*/results.json"))
-    ]
+    rows = [_read_row(results) for results in sorted(folder.glob("*/results.json"))]
     rows.sort(key=lambda row: -row["KL ratio"])
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     writer.writerows(rows)
-    write_text(folder / "table.csv", text.getvalue())
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     lines += ["| " + " | ".join(_cell(row[name]) for name in COLUMNS) + " |" for row in rows]
     markdown = "\n".join(lines) + "\n"
-    write_text(folder / "table.md", markdown)
+    with only_one(folder, wait=_PATIENCE):
+        remove_partials(folder)
+        write_text(folder / "table.csv", text.getvalue())
+        write_text(folder / "table.md", markdown)
     return markdown
+
+
+def _read_row(results: Path) -> dict[str, Any]:
+    try:
+        config, found = read_object(results.parent / "config.json")["config"], read_object(results)["summary"]
+        return _row(results.parent.name, config, found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{results} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
+        ) from error
 
 
 def _row(label: str, config: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:

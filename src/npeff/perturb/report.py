@@ -18,7 +18,7 @@ COLUMNS = ("ratio", "predicted_ratio", "norm_ratio", "magnitude", "top_kl", "rel
 def write_report(folder: Path, records: Sequence[dict[str, Any]], notes: dict[str, Any]) -> dict[str, Any]:
     """Write results.json, results.csv, table.md and the figures; returns the summary."""
     found = summary(records)
-    write_json(folder / "results.json", {"summary": found, "notes": notes, "components": list(records)})
+    write_json(folder / "results.json", {"summary": found, "notes": notes, "components": list(records)}, sealed=True)
     write_text(folder / "results.csv", _csv(records))
     write_text(folder / "table.md", _markdown(records, found))
     if any(record["curve"] for record in records):

@@ -19,7 +19,7 @@ from npeff.configs import to_dict
 from npeff.decompose import Decomposition
 from npeff.decompose.run import open_decomposition
 from npeff.errors import UserError
-from npeff.files import read_json, remove_partials, write_json
+from npeff.files import read_object, remove_partials, write_json
 from npeff.locks import only_one
 from npeff.perturb.edit import save_adapter, save_delta, save_model
 from npeff.perturb.evaluate import Evaluator, Outcome, ratio
@@ -146,18 +146,18 @@ def _perturb_one(run: Run, config: PerturbConfig) -> dict[str, Any]:
     folder = run.path / DIRECTORY / (config.label or f"{name}-{config.direction}-{config.way}")
     plan = make_plan(run, decomposition, config.components, config.count, config.top, config.random, config.seed)
     with only_one(folder):
-        _start(folder, run, decomposition, config)
-        records = _read_records(folder, plan)
-        notes = read_json(folder / "notes.json") if (folder / "notes.json").is_file() else {}
+        key = _start(folder, run, decomposition, config)
+        records = _read_records(folder, plan, key)
+        notes = read_object(folder / "notes.json") if (folder / "notes.json").is_file() else {}
         missing = [number for number in plan.components if number not in records]
         if missing:
             session = _Session(run, decomposition, plan, config)
             notes = session.directions.notes
-            write_json(folder / "notes.json", notes)
+            write_json(folder / "notes.json", notes, sealed=True)
             for record in session.perturb(missing, folder):
-                write_json(_record_path(folder, record["component"]), record)
+                write_json(_record_path(folder, record["component"]), {**record, "key": key}, sealed=True)
                 tqdm.write(_in_words(record))
-            records = _read_records(folder, plan)
+            records = _read_records(folder, plan, key)
         found = write_report(folder, [records[number] for number in plan.components], notes)
     print(
         f"KL ratio {found['kl_ratio']:.3g} (geometric mean of {found['components']} components), "
@@ -166,27 +166,37 @@ def _perturb_one(run: Run, config: PerturbConfig) -> dict[str, Any]:
     return found
 
 
-def _start(folder: Path, run: Run, decomposition: Decomposition, config: PerturbConfig) -> None:
-    """Write what the results are made of, or refuse results of other options."""
+def _start(folder: Path, run: Run, decomposition: Decomposition, config: PerturbConfig) -> str:
+    """Write what the results are made of, or refuse results of other options; returns its digest."""
     key = identity(run, decomposition, to_dict(config))
     path = folder / "config.json"
-    if path.is_file() and read_json(path).get("key") != key:
-        if not config.overwrite:
-            raise UserError(f"{folder} was made with other options: choose another --label, or --overwrite it.")
-        for old in (folder / "components").glob("*.json"):
-            old.unlink()
-    remove_partials(folder)
+    old = read_object(path).get("key") if path.is_file() else None
+    if old not in (None, key) and not config.overwrite:
+        raise UserError(f"{folder} was made with other options: choose another --label, or --overwrite it.")
+    if old != key:
+        for record in (folder / "components").glob("*.json"):  # of other options, or nobody knows of which
+            record.unlink()
+    remove_partials(folder, below=True)
     values = {"npeff": __version__, "command": "perturb", "config": to_dict(config), "key": key}
-    write_json(path, values)
+    write_json(path, values, sealed=True)
+    return key
 
 
 def _record_path(folder: Path, component: int) -> Path:
     return folder / "components" / f"{component:05d}.json"
 
 
-def _read_records(folder: Path, plan: Plan) -> dict[int, dict[str, Any]]:
-    paths = {number: _record_path(folder, number) for number in plan.components}
-    return {number: read_json(path) for number, path in paths.items() if path.is_file()}
+def _read_records(folder: Path, plan: Plan, key: str) -> dict[int, dict[str, Any]]:
+    """Component → its record, for those that are done."""
+    records = {}
+    for number in plan.components:
+        path = _record_path(folder, number)
+        if path.is_file():
+            record = read_object(path)
+            if record.pop("key", None) != key or record.get("component") != number:
+                raise UserError(f"{path} is the record of something else. Delete it, and it is made anew.")
+            records[number] = record
+    return records
 
 
 def _in_words(record: dict[str, Any]) -> str:
