@@ -84,7 +84,7 @@ def _print(found: Estimate, prepared: Prepared, prompts: list[list[int]]) -> Non
     enough = "" if free > found.disk else "  NOT ENOUGH"
     print(
         f"{len(prompts)} examples of {sum(map(len, prompts)) / len(prompts):.0f} tokens on average\n"
-        f"time    {duration(found.seconds)} ({found.seconds_per_example:.3g} s an example on {world_size()} ranks)\n"
+        f"time    {duration(found.seconds)} ({found.seconds_per_example:.3g} s an example on {world_size()} {'rank' if world_size() == 1 else 'ranks'})\n"
         f"disk    {amount(found.disk)} of {amount(free)} free{enough}\n"
         f"memory  {amount(found.memory)} at the peak, however many examples"
     )
