@@ -492,7 +492,13 @@ def test_an_edited_manifest_is_named(config, capsys, entry, value):
     path = Path(config.run, "manifest.json")
     path.parent.mkdir()
     whole = {"format": 1, "complete": True, "identity": {"collected": ["fisher"]}, "examples": 40, "shard_examples": 8}
-    whole |= {"inputs_sha256": "0", "config": {}, "task": {"labels": []}, "shards": [{"sha256": "0"}] * 5, "examples_sha256": "0"}
+    whole |= {
+        "inputs_sha256": "0",
+        "config": {},
+        "task": {"labels": []},
+        "shards": [{"sha256": "0"}] * 5,
+        "examples_sha256": "0",
+    }
     path.write_text(json.dumps(whole))
     Run.open(config.run)
     path.write_text(json.dumps(whole | {entry: value}))

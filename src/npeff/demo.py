@@ -101,7 +101,7 @@ def _check_embedded() -> None:
 
 def _examples_from_environment() -> int:
     value = os.environ.get(VARIABLE, str(EXAMPLES))
-    if not value.isdecimal() or int(value) < 64:
+    if not value.isdecimal() or len(value) > 9 or int(value) < 64:
         raise UserError(f"{VARIABLE} is {value!r}; it should be a whole number, at least 64.")
     return int(value)
 

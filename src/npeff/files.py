@@ -26,6 +26,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     A reader, or a process that is killed, sees the old file or the new one and never a part of one.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a file that can be replaced. Choose another name.")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
     try:
         with disk_errors(path):
