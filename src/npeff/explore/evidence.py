@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from npeff.decompose import Decomposition
+from npeff.errors import UserError
 from npeff.explore.pages import short
-from npeff.files import read_json, sha256
+from npeff.files import read_object, sha256
 from npeff.perturb.evaluate import summary
 from npeff.perturb.identity import identity
 from npeff.perturb.places import Place, by_layer_and_kind
@@ -49,14 +50,24 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
     """
     found = []
     for folder in _folders(run):
-        values = read_json(folder / "config.json")
-        config = values["config"]
-        if config["decomposition"] not in (None, name) or values["key"] != identity(run, decomposition, config):
-            continue
-        records = {record["component"]: record for record in map(read_json, _record_files(folder))}
-        if records:
-            found.append(Perturbation(folder.name, config, records))
+        try:
+            found += _read(run, folder, name, decomposition)
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
+            ) from error
     return found
+
+
+def _read(run: Run, folder: Path, name: str, decomposition: Decomposition) -> list[Perturbation]:
+    """The perturbation in `folder`, if it is of this decomposition."""
+    values = read_object(folder / "config.json")
+    config, key = values["config"], values["key"]
+    if config["decomposition"] not in (None, name) or key != identity(run, decomposition, config):
+        return []
+    records = [read_object(file) for file in _record_files(folder)]
+    mine = {record["component"]: record for record in records if record.get("key", key) == key}
+    return [Perturbation(folder.name, config, mine)] if mine else []
 
 
 def _folders(run: Run) -> list[Path]:

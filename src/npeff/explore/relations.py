@@ -27,7 +27,7 @@ from npeff.analyse.tunings import KINDS
 from npeff.decompose import kind_of
 from npeff.errors import UserError
 from npeff.explore.pages import cut, rounded
-from npeff.files import read_json, sha256, write_json
+from npeff.files import read_object, sha256, write_json
 from npeff.store import Run
 
 FORMAT = 1
@@ -56,7 +56,7 @@ def read_members(run: Run, names: Sequence[str]) -> list[Member]:
     found = []
     for name in names:
         folder = decomposition_folder(run, name)
-        values = read_json(folder / "config.json")
+        values = read_object(folder / "config.json")
         method, digest, (components, _) = values["method"], values["sha256"], values["components"]
         seed = values["config"].get("seed", 0)
         found.append(Member(name, method, components, seed, digest, folder / "tensors.safetensors"))
@@ -125,8 +125,8 @@ def relate(run: Run, first: Member, second: Member) -> dict[str, Any]:
     names = hashlib.sha256(f"{first.name}\0{second.name}".encode()).hexdigest()[:16]
     path = run.path / DIRECTORY / f"{names}.json"
     inputs = [FORMAT, first.sha256, second.sha256]
-    if path.is_file():
-        saved = read_json(path)
+    with contextlib.suppress(UserError):  # one that is damaged is made anew
+        saved = read_object(path) if path.is_file() else {}
         if saved.get("inputs") == inputs:
             return saved["found"]
     for member in (first, second):
@@ -134,7 +134,7 @@ def relate(run: Run, first: Member, second: Member) -> dict[str, Any]:
             raise UserError(f"{member.tensors} is damaged; run `npeff decompose` again.")
     found = compare_tensors(first, second)
     with contextlib.suppress(UserError):  # a run that may only be read can be exported as well
-        write_json(path, {"inputs": inputs, "first": first.name, "second": second.name, "found": found})
+        write_json(path, {"inputs": inputs, "first": first.name, "second": second.name, "found": found}, sealed=True)
     return found
 
 

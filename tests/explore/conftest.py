@@ -1,0 +1,55 @@
+"""A run with several decompositions of a tiny model, two of its components perturbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from npeff.collect import CollectConfig, collect
+from npeff.data import DataConfig
+from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.models import ModelConfig
+from npeff.perturb import PerturbConfig, perturb
+from npeff.sketch import SketchConfig
+from npeff.store import Run
+
+
+@pytest.fixture(scope="session")
+def perturbed(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, review_file: Path) -> Run:
+    """Two seeds of 4 components, 8 of them, clusters; components 1 and 3 of npeff-4-0 perturbed, in two ways."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the matrices are tiny: a second thread only waits for the first
+    path = str(tmp_path_factory.mktemp("perturbed") / "run")
+    run = collect(
+        CollectConfig(
+            run=path,
+            data=DataConfig(task="sst2", data=str(review_file)),
+            model=ModelConfig(model=str(model_directory)),
+            sketch=SketchConfig(dim=1024, copies=2),
+            storage="float32",
+            shard_examples=16,
+        )
+    )
+    for method, components, seed in (("npeff", 4, 0), ("npeff", 4, 1), ("npeff", 8, 0), ("clusters", 4, 0)):
+        name = f"{method}-{components}-{seed}"
+        decompose(
+            DecomposeConfig(run=path, name=name, method=method, components=components, seed=seed, device="cpu")  # type: ignore[arg-type]
+        )
+    for direction in ("plain", "reject"):
+        perturb(
+            PerturbConfig(
+                run=path,
+                decomposition="npeff-4-0",
+                components=(1, 3),
+                direction=direction,  # type: ignore[arg-type]
+                top=4,
+                random=12,
+                target_kl=1e-3,
+                curve=(0.5, 1.0, 2.0),
+                device="cpu",
+            )
+        )
+    torch.set_num_threads(before)
+    return run
