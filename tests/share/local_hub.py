@@ -69,7 +69,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         if path == "/api/repos/create":
             if self.hub.files is not None:
-                return self._json({"error": "You already created this model repo", "url": "x"}, 409)
+                return self._json(
+                    {"error": "You already created this model repo", "url": f"{self.hub.address}/owner/name"}, 409
+                )
             self.hub.created = json.loads(body)
             self.hub.files = {".gitattributes": b""}
             return self._json({"url": f"{self.hub.address}/owner/name", "name": "owner/name"})

@@ -69,7 +69,10 @@ def test_a_run_comes_back_as_it_was_and_can_be_looked_at(made, shared, tmp_path,
     assert "jokes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [["decompose"], ["spectra"], ["perturb", "--decomposition", "npeff"]])
+PERTURB = ["perturb", "--decomposition", "npeff", "--top", "4", "--random", "8"]
+
+
+@pytest.mark.parametrize("command", [["decompose"], ["spectra"], PERTURB])
 def test_what_needs_rows_says_so(shared, tmp_path, capsys, command):
     pull(PullConfig(str(shared), str(tmp_path / "run")))
     assert main([command[0], str(tmp_path / "run"), *command[1:]]) == 2

@@ -58,8 +58,8 @@ def push(config: PushConfig) -> str:
     if config.rows and not run.has_rows:
         raise UserError(f"{run.path} has no rows to share. {run.how_to_get_rows}")
     _check_replaceable(place, run)
+    card = make_card(run, place.name if place.name.startswith(HUB) else None, config.rows)  # analyses what is not yet
     files = shared_files(run, config.rows)
-    card = make_card(run, place.name if place.name.startswith(HUB) else None, config.rows)
     index = make_index(run, files, card, config.rows)
     content = index.to_bytes()
     digest = hashlib.sha256(content).hexdigest()
