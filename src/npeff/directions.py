@@ -86,9 +86,20 @@ def make_directions(
         V = projection(p, int(amount), examples, config.directions_seed)
     else:
         V = sampling(p, int(amount), examples, config.directions_seed)
-    trace = 1 - p.square().sum(1)
-    kept = V.square().sum((1, 2)) / trace.clamp_min(torch.finfo(torch.float64).tiny)
+    kept = V.square().sum((1, 2)) / _trace(p).clamp_min(torch.finfo(torch.float64).tiny)
     return V, kept
+
+
+def _others(p: torch.Tensor) -> torch.Tensor:
+    """1 − p, [B, r]; for the largest the sum of the others, since rounding would leave nothing of 1 − p near 1."""
+    largest = p.argmax(1, keepdim=True)
+    rest = p.scatter(1, largest, 0.0).sum(1, keepdim=True)
+    return (1 - p).scatter(1, largest, rest)
+
+
+def _trace(p: torch.Tensor) -> torch.Tensor:
+    """tr S = Σᵢ pᵢ (1 − pᵢ), [B]."""
+    return (p * _others(p)).sum(1)
 
 
 def spectral(p: torch.Tensor, count: int) -> torch.Tensor:
@@ -99,7 +110,8 @@ def spectral(p: torch.Tensor, count: int) -> torch.Tensor:
     """
     answers = p.shape[1]
     if answers <= DENSE_ANSWERS:
-        S = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        S = -p[:, :, None] * p[:, None, :]
+        S.diagonal(dim1=1, dim2=2).copy_(p * _others(p))
         return _scaled_eigenvectors(S, count)
     head, places = p.topk(min(answers - 1, max(4 * count, 64)), dim=1)
     rest = p.scatter(1, places, 0.0)
@@ -107,7 +119,7 @@ def spectral(p: torch.Tensor, count: int) -> torch.Tensor:
     inner = torch.cat([head, (basis @ rest[:, :, None])[:, :, 0]], 1)  # p in the basis of the small space
     S = -inner[:, :, None] * inner[:, None, :]
     size = head.shape[1]
-    S[:, :size, :size] += torch.diag_embed(head)
+    S[:, :size, :size].diagonal(dim1=1, dim2=2).copy_(head * _others(p).gather(1, places))
     S[:, size:, size:] += (basis * rest[:, None]) @ basis.mT
     small = _scaled_eigenvectors(S, count)
     V = small[:, :, size:] @ basis
@@ -149,7 +161,7 @@ def _keep_share(V: torch.Tensor, p: torch.Tensor, share: float) -> torch.Tensor:
     """Zero the rows behind the first ones that reach `share` of the trace."""
     energy = V.square().sum(2)
     before = energy.cumsum(1) - energy
-    wanted = before < share * (1 - p.square().sum(1, keepdim=True))
+    wanted = before < share * _trace(p)[:, None]
     return (V * wanted[:, :, None])[:, : max(1, int(wanted.sum(1).max()))]
 
 
@@ -183,7 +195,8 @@ def sampling(p: torch.Tensor, count: int, examples: list[int], seed: int) -> tor
 def predicted(p: torch.Tensor) -> torch.Tensor:
     """e_argmax − p, [B, r]: the gradient of the predicted answer's log-probability."""
     p = p.double()
-    return torch.nn.functional.one_hot(p.argmax(1), p.shape[1]) - p
+    largest = p.argmax(1, keepdim=True)
+    return (-p).scatter(1, largest, _others(p).gather(1, largest))
 
 
 def combine_to_predicted(V: torch.Tensor, p: torch.Tensor) -> torch.Tensor | None:

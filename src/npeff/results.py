@@ -54,5 +54,8 @@ def _perturbation(folder: Path) -> Iterator[str]:
         except UserError as error:
             yield str(error)
             continue
-        if path.parent != folder and (values.get("key"), str(values.get("component")).zfill(5)) != (key, path.stem):
-            yield f"{path} is the record of something else. Delete it, and run `npeff perturb` again."
+        is_record = path.parent != folder
+        if (path.name != "notes.json" and values.get("key") != key) or (
+            is_record and str(values.get("component")).zfill(5) != path.stem
+        ):
+            yield f"{path} is of something else. Delete it, and run `npeff perturb` again."

@@ -31,10 +31,11 @@ class Ended:
 class Forkserver:
     """Starts processes; see `tests.faults.forkserver`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, within: Sequence[str] = ()) -> None:
+        """Logs go to `folder`; `within` is a command that runs the server in surroundings of its own."""
         self._log = folder / "said.txt"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.forkserver"],
+            [*within, sys.executable, "-m", "tests.faults.forkserver"],
             cwd=ROOT,
             env=os.environ | QUIET,
             stdin=subprocess.PIPE,

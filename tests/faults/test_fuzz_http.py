@@ -75,32 +75,33 @@ PATHS = [
     "/api/history?decomposition=npeff&component=-1",
     "/api/history?decomposition=npeff&component=%C2%B2",
     "/api/history?decomposition=npeff&component=99999999999999999999",
-] + ["", "/" + "a" * 5000, "/?" + "&a=b" * 40]
-HEADERS = (
-    """
-Content-Type: application/json
-Content-Type: text/plain
-X-Npeff: 1
-Sec-Fetch-Site: same-origin
-Sec-Fetch-Site: cross-site
-Origin: http://example.org
-Origin: null
-Host: example.org
-Connection: close
-Transfer-Encoding: chunked
-Content-Length: -1
-Content-Length: 5
-Content-Length: 1e3
-Content-Length: 99999999999
-Expect: 100-continue
-Range: bytes=0-1
-Content-Encoding: gzip
-Upgrade: websocket
-no colon
-: empty
-""".strip().splitlines()
-    + ["X: " + "y" * 70_000]
-)
+    "",
+    "/" + "a" * 5000,
+    "/?" + "&a=b" * 40,
+]
+HEADERS = [
+    "Content-Type: application/json",
+    "Content-Type: text/plain",
+    "X-Npeff: 1",
+    "Sec-Fetch-Site: same-origin",
+    "Sec-Fetch-Site: cross-site",
+    "Origin: http://example.org",
+    "Origin: null",
+    "Host: example.org",
+    "Connection: close",
+    "Transfer-Encoding: chunked",
+    "Content-Length: -1",
+    "Content-Length: 5",
+    "Content-Length: 1e3",
+    "Content-Length: 99999999999",
+    "Expect: 100-continue",
+    "Range: bytes=0-1",
+    "Content-Encoding: gzip",
+    "Upgrade: websocket",
+    "no colon",
+    ": empty",
+    "X: " + "y" * 70_000,
+]
 BODY = json.dumps({"decomposition": NAME, "component": 1, "label": "x", "note": "y"}).encode()
 
 

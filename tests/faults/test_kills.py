@@ -8,7 +8,7 @@ import json
 import random
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,6 @@ class Stage:
     arguments: list[str]
     start: Path | None = None
     call: str = "npeff.cli:main"
-    ignored: tuple[str, ...] = field(default=())
-    """Entries of JSON files that hold times."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:

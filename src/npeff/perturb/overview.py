@@ -46,8 +46,10 @@ def write_overview(folder: Path) -> str:
 
 def _read_row(results: Path) -> dict[str, Any]:
     try:
-        config, found = read_object(results.parent / "config.json")["config"], read_object(results)["summary"]
-        return _row(results.parent.name, config, found)
+        made_of, found = read_object(results.parent / "config.json"), read_object(results)
+        if found["key"] != made_of["key"]:
+            raise UserError(f"{results} is of something else. Delete it, and run `npeff perturb` again.")
+        return _row(results.parent.name, made_of["config"], found["summary"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{results} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."

@@ -15,10 +15,14 @@ from npeff.perturb.places import Place, by_layer_and_kind
 COLUMNS = ("ratio", "predicted_ratio", "norm_ratio", "magnitude", "top_kl", "related_kl", "random_kl")
 
 
-def write_report(folder: Path, records: Sequence[dict[str, Any]], notes: dict[str, Any]) -> dict[str, Any]:
-    """Write results.json, results.csv, table.md and the figures; returns the summary."""
+def write_report(folder: Path, records: Sequence[dict[str, Any]], notes: dict[str, Any], key: str) -> dict[str, Any]:
+    """Write results.json, results.csv, table.md and the figures; returns the summary. `key` says what they are of."""
     found = summary(records)
-    write_json(folder / "results.json", {"summary": found, "notes": notes, "components": list(records)}, sealed=True)
+    write_json(
+        folder / "results.json",
+        {"summary": found, "notes": notes, "components": list(records), "key": key},
+        sealed=True,
+    )
     write_text(folder / "results.csv", _csv(records))
     write_text(folder / "table.md", _markdown(records, found))
     if any(record["curve"] for record in records):

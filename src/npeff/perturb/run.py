@@ -158,7 +158,7 @@ def _perturb_one(run: Run, config: PerturbConfig) -> dict[str, Any]:
                 write_json(_record_path(folder, record["component"]), {**record, "key": key}, sealed=True)
                 tqdm.write(_in_words(record))
             records = _read_records(folder, plan, key)
-        found = write_report(folder, [records[number] for number in plan.components], notes)
+        found = write_report(folder, [records[number] for number in plan.components], notes, key)
     print(
         f"KL ratio {found['kl_ratio']:.3g} (geometric mean of {found['components']} components), "
         f"norm ratio {found['norm_ratio']:.2f}; in {folder}"
