@@ -45,6 +45,7 @@ COMMANDS = {
     "check": ("npeff.check", "CheckConfig", "check", "does collection fit this model and task? a minute tells"),
     "params": ("npeff.params", "ParamsConfig", "params", "list the parameters that are selected, with sizes"),
     "verify": ("npeff.verify", "VerifyConfig", "verify", "find damaged files of a run, and mend them"),
+    "evalkit": ("npeff.evalkit.run", "EvalkitConfig", "evalkit", "a blind study: do people see a theme in components?"),
     "replay": ("npeff.replay", "ReplayConfig", "replay", "run again what made a run, from its own config"),
 }
 

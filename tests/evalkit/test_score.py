@@ -142,10 +142,10 @@ def test_labels_do_not_go_to_another_run_or_decomposition(made: Path, run: Run, 
         save_labels(str(run.path), changed, [])
 
 
-def content(kit: str, **changes: Any) -> str:
+def content(kit_id: str, **changes: Any) -> str:
     values = {
         "format": 1,
-        "kit": kit,
+        "kit": kit_id,
         "who": "Ada",
         "source": "person",
         "answers": {"1": {"theme": "yes", "words": "w"}},

@@ -13,7 +13,6 @@ import tyro
 from npeff import __version__
 from npeff.analyse.run import decomposition_folder, encode, finished_decompositions, load_decomposition
 from npeff.configs import to_dict
-from npeff.decompose import Decomposition
 from npeff.errors import UserError
 from npeff.evalkit import page, pdf
 from npeff.evalkit.choose import Picked, Pool, Ranking, deal, pick_components, shares
@@ -137,8 +136,7 @@ def _names(run: Run, config: MakeConfig) -> list[str]:
 
 
 def _ranking(run: Run, name: str) -> Ranking:
-    decomposition: Decomposition = load_decomposition(run, name)
-    scores = decomposition.scores("positive")
+    scores = load_decomposition(run, name).scores()
     return Ranking(name, scores.shape[1], lambda component: scores[:, component].float().cpu().numpy())
 
 

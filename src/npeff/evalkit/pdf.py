@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 
 from npeff.errors import UserError
 from npeff.evalkit.kit import Group, Kit, Sample
+from npeff.files import sha256
 
 INSTALL = "PDF forms need reportlab and pypdf: pip install 'npeff[evalkit]'."
 MISSING = "\ufffd"
@@ -49,13 +50,14 @@ def load_font(path: str | None = None) -> Font:
 
         path = str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
     try:
-        font = TTFont("npeff-text", path)
+        name = f"npeff-{sha256(Path(path))[:12]}"  # reportlab never forgets a name, nor what it stands for
+        font = TTFont(name, path)
     except (TTFError, OSError) as error:
         raise UserError(
             f"Cannot use the font {path}: {error}. Give a TrueType font, a file that ends in .ttf."
         ) from error
     pdfmetrics.registerFont(font)
-    return Font("npeff-text", font.face.charToGlyph)
+    return Font(name, font.face.charToGlyph)
 
 
 def drawable(text: str, covered: Container[int]) -> str:
