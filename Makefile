@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup browser test test-browser lint format docs bench demo clean
+.PHONY: setup browser test test-browser test-faults soak audit lint format docs bench demo clean
 
 setup: $(READY)
 
@@ -25,6 +25,22 @@ test: $(READY) lint browser
 
 test-browser: $(READY) browser
 	$(BIN)/python -m pytest tests/explore
+
+# The long form of the tests in tests/faults: 50 kills of every stage, tens of thousands of odd inputs.
+test-faults: $(READY)
+	NPEFF_FAULTS=long $(BIN)/python -m pytest tests/faults
+
+# A mixed load on the explorer's server while a decomposition runs.
+MINUTES ?= 30
+soak: $(READY)
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)
+
+# Known vulnerabilities of the installed packages. The auditor has a virtual environment of its own.
+audit: $(READY)
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install -q pip-audit
+	$(VENV)/audit/bin/pip-audit --path $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") --skip-editable
+	$(BIN)/ruff check --select S301,S302,S306,S307,S314,S323,S324,S501,S506,S602,S604,S605 src
 
 lint: $(READY)
 	$(BIN)/ruff check .
