@@ -192,9 +192,13 @@ def test_only_what_is_looked_at_is_loaded(browser: Browser, site: Path) -> None:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url.split("/site/")[-1]))
         show(page, site, "", "12 components")
-        assert [name for name in asked if name.startswith("data/")] == ["data/run.js", "data/0/components.js"]
+        assert [name for name in asked if name.startswith("data/")] == [
+            "data/run.js",
+            "data/0/components.js",
+            "data/0/labels.js",
+        ]
         show(page, site, "#/d/npeff/c/2", "Component 2")
-        assert [name for name in asked if name.startswith("data/")][2:] == ["data/0/component/2.js"]
+        assert [name for name in asked if name.startswith("data/")][3:] == ["data/0/component/2.js"]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -82,7 +84,7 @@ def test_it_serves_the_page(port: int) -> None:
 def test_there_is_no_way_out_of_the_page(port: int, path: str) -> None:
     status, body, _ = get(port, path)
     assert status in (403, 404)
-    assert body == b""
+    assert set(json.loads(body)) == {"error"}
 
 
 def test_foreign_names_and_pages_are_refused(port: int) -> None:
@@ -97,9 +99,44 @@ def test_foreign_names_and_pages_are_refused(port: int) -> None:
     assert get(port, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="document")[0] == 200  # a link to the page
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "NONSENSE"])
 def test_it_only_reads(port: int, method: str) -> None:
     assert get(port, "/", method)[0] == 501
+
+
+def test_without_somebody_who_listens_nothing_is_taken(port: int) -> None:
+    status, _, headers = get(port, "/", "POST")
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+    assert get(port, "/api/state")[0] == 404
+    assert get(port, "/api/annotation", "POST", X_Npeff="1")[0] == 405
+    assert get(port, "/served.js")[0] == 404  # of this made-up page; else the export's own
+
+
+@pytest.mark.parametrize("line", [b"GET //[ HTTP/1.1", b"GET ? HTTP/1.1", b"GET /%zz HTTP/1.1", b"GET /#/?# HTTP/1.1"])
+def test_odd_addresses_are_answered(port: int, line: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+        raw.sendall(line + f"\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
+        assert raw.recv(1000).startswith((b"HTTP/1.1 404", b"HTTP/1.1 200"))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_body_where_none_belongs_is_not_taken_for_a_request(port: int) -> None:
+    inner = f"GET /data/run.js HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+        raw.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(inner)}\r\n\r\n".encode())
+        raw.sendall(inner)
+        received = b"".join(iter(lambda: raw.recv(1000), b""))
+    assert b"<title>here</title>" in received
+    assert b"npeffData" not in received
+
+
+def test_readers_who_leave_early_are_no_error(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
+            raw.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+    assert get(port, "/")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_without_host_nothing_is_served(port: int) -> None:
@@ -119,8 +156,8 @@ def test_it_listens_on_loopback_only(port: int, tmp_path: Path) -> None:
 
 
 def test_the_command_line() -> None:
-    config = cli.parse("explore", "ExploreConfig", "npeff.explore.server", ["runs/x", "--no-open", "--port", "8000"])
-    assert config == ExploreConfig("runs/x", 8000, False)
+    config = cli.parse("explore", "ExploreConfig", "npeff.explore.server", ["runs/x", "--no-open", "--device", "cpu"])
+    assert config == ExploreConfig("runs/x", open=False, device="cpu")
     with pytest.raises(UserError):
         ExploreConfig("runs/x", 70000)
 

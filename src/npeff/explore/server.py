@@ -219,6 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.shutdown(socket.SHUT_WR)
                 self.rfile.read(2 * LARGEST)
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class says to a request that it cannot read, in our words."""
+        self._refuse(HTTPStatus(code), f"{message or HTTPStatus(code).phrase}.")
+
     def end_headers(self) -> None:
         for name, value in _HEADERS.items():
             self.send_header(name, value)
