@@ -186,8 +186,10 @@ def _write_labels(folder: Path, run: Run, names: list[str]) -> None:
     """Write what people say about the components now. All else stays when only this has changed."""
     for number, name in enumerate(names):
         labels = [dataclasses.asdict(annotation) for annotation in Annotations(run, name).current().values()]
-        with whole_file(folder / "data" / str(number) / "labels.js") as temporary:
-            temporary.write_text(_script(f"{number}/labels", labels), encoding="ascii")
+        path, text = folder / "data" / str(number) / "labels.js", _script(f"{number}/labels", labels)
+        if not path.is_file() or path.read_text(encoding="ascii") != text:
+            with whole_file(path) as temporary:
+                temporary.write_text(text, encoding="ascii")
 
 
 def _write_run(folder: Path, run: Run, analyses: list[dict[str, Any]], relations: Relations) -> None:

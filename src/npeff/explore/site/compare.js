@@ -72,7 +72,7 @@ function tuningTable(a, b) {
   const share = (rate) => (rate && rate.share !== null ? [bar(rate.share), ` ${percent(rate.share)}`] : "–");
   const lines = [["method", (d) => d.method], ["seed", (d) => d.seed], ["components", (d) => number(d.components)], ["left out", (d) => number(d.left_out)],
     ...Object.keys(KINDS).map((kind) => [`${KINDS[kind]}-tuned`, (d) => share(d.tunings[kind])]), ["explained", (d) => percent(d.explained)]];
-  return el("div", { class: "scroll" }, el("table", { id: "tunings" },
+  return el("div", { class: "scroll narrow" }, el("table", { id: "tunings" },
     el("thead", {}, el("tr", {}, el("td"), both.map((d) => el("th", { scope: "col", class: "number" }, el("a", { href: `#/d/${encodeURIComponent(d.name)}` }, d.name))))),
     el("tbody", {}, lines.map(([title, of]) => el("tr", {}, el("th", { scope: "row" }, title), both.map((d) => el("td", { class: "number" }, of(d))))))));
 }
@@ -98,9 +98,9 @@ function longTable(id, heads, count, row, csv) {
 
 function matchedTable(matched, [one, other], [a, b], [first, second]) {
   const names = [a, b].map((n) => run.decompositions[n].name);
-  return longTable("matched", [["coefficients", "number"], ["vectors", "number"], [names[0], "half"], [names[1], "half"]], matched.first.length,
+  return longTable("matched", [["coefficients", "number"], ["vectors", "number optional"], [names[0], "half"], [names[1], "half"]], matched.first.length,
     (n) => el("tr", {}, el("td", { class: "number" }, bar(matched.coefficients[n]), ` ${similar(matched.coefficients[n])}`),
-      el("td", { class: "number" }, matched.components ? similar(matched.components[n]) : "–"),
+      el("td", { class: "number optional" }, matched.components ? similar(matched.components[n]) : "–"),
       componentCell(a, first, matched[one][n]), componentCell(b, second, matched[other][n])),
     () => [["coefficients", "vectors", ...names, ...names.map((name) => `${name}: first example`)], ...matched.first.map((_, n) => [
       matched.coefficients[n], matched.components ? matched.components[n] : "", matched[one][n], matched[other][n], first.first[matched[one][n]], second.first[matched[other][n]]])]);
@@ -187,7 +187,9 @@ function splitTree(chain, tablesOf, pairs) {
 const everyNode = (node) => [node, ...node.children.flatMap(everyNode)];
 
 function drawTree(roots, chain, here) {
-  const column = 210, row = 22, left = 14, top = 40;
+  // as wide as the window, so that labels have room for a few words of the first example
+  const column = Math.max(190, Math.min(420, (Math.min(window.innerWidth, 1280) - 60) / chain.length));
+  const row = 22, left = 14, top = 40, letter = 6.1, room = Math.floor((column - 70) / letter);
   let next = 0;
   const settle = (node) => {
     node.children.forEach(settle);
@@ -197,16 +199,21 @@ function drawTree(roots, chain, here) {
   const nodes = roots.flatMap(everyNode);
   const width = left + chain.length * column, height = top + row * next + 4;
   const x = (node) => left + node.level * column;
-  const cut = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
-  const lines = nodes.flatMap((node) => node.children.map((child) => svg("path", { class: "branch", "stroke-width": (1 + 5 * child.similarity).toFixed(1),
-    d: `M${x(node) + 7} ${node.y.toFixed(1)}C${x(child) - column / 3} ${node.y.toFixed(1)} ${x(node) + column / 2} ${child.y.toFixed(1)} ${x(child) - 7} ${child.y.toFixed(1)}` },
-  svg("title", {}, `similarity ${similar(child.similarity)}`))));
+  const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+  const name = (node) => cut(node.label, room);
+  const words = (node) => (room - name(node).length > 8 ? cut(visible(node.text).replace(/\s+/g, " "), room - name(node).length - 1) : "");
+  const end = (node) => x(node) + 14 + letter * (name(node).length + (words(node) ? words(node).length + 1 : 0));
+  const lines = nodes.flatMap((node) => node.children.map((child) => {
+    const [from, to] = [Math.min(end(node), x(child) - 30), x(child) - 8], half = (from + to) / 2;
+    return svg("path", { class: "branch", "stroke-width": (1 + 5 * child.similarity).toFixed(1), d: `M${from.toFixed(1)} ${node.y.toFixed(1)}C${half.toFixed(1)} ${node.y.toFixed(1)} ${half.toFixed(1)} ${child.y.toFixed(1)} ${to.toFixed(1)} ${child.y.toFixed(1)}` },
+      svg("title", {}, `similarity ${similar(child.similarity)}`));
+  }));
   const drawn = svg("svg", { id: "tree", class: "natural", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Tree of ${nodes.length} components over ${chain.length} decompositions` },
-    chain.map((d, level) => svg("text", { class: "strong", x: left + level * column - 6, y: 16 }, cut(run.decompositions[d].name))),
+    chain.map((d, level) => svg("text", { class: "strong", x: left + level * column - 6, y: 16 }, cut(run.decompositions[d].name, room))),
     lines,
     nodes.map((node) => svg("a", { href: linkTo(node.d, node.j), class: node === here ? "here" : null },
       svg("circle", { class: `point ${node.kind}`, cx: x(node), cy: node.y.toFixed(1), r: 6 }),
-      svg("text", { x: x(node) + 10, y: (node.y + 4).toFixed(1) }, cut(node.label)),
+      svg("text", { x: x(node) + 10, y: (node.y + 4).toFixed(1) }, name(node), words(node) ? svg("tspan", { class: "faint", dx: 6 }, words(node)) : null),
       svg("title", {}, `${run.decompositions[node.d].name}, component ${node.j}${node.similarity === null ? "" : `, similarity ${similar(node.similarity)}`}: ${visible(node.text)}`))));
   drawn.csv = () => [["decomposition", "component", "parent", "similarity"], ...nodes.flatMap((node) => node.children.map((child) => [run.decompositions[child.d].name, child.j, node.j, child.similarity]))];
   return drawn;

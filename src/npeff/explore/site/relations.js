@@ -20,7 +20,9 @@ function perturbationSection(page, { d }) {
   if (!all.length) return null;
   const measured = el("div"), where = el("div");
   const show = (found) => { measured.replaceChildren(...perturbationBody(found)); where.replaceChildren(...whereBody(found)); };
-  const start = Math.max(0, all.findIndex((found) => found.label === chosenPerturbation[d.name]));
+  const ratio = (found) => found.outcomes[found.best].ratio;
+  const largest = all.reduce((a, b) => (ratio(b) > ratio(a) ? b : a));
+  const start = all.indexOf(all.find((found) => found.label === chosenPerturbation[d.name]) || largest);
   const tabs = all.map((found, n) => el("button", { type: "button", "aria-pressed": String(n === start), onclick: () => {
     chosenPerturbation[d.name] = found.label;
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(i === n)));
@@ -38,15 +40,20 @@ function perturbationBody(found) {
   const orders = new Set(found.outcomes.map((outcome) => outcome.order)).size > 1;
   const signed = (outcome) => (outcome.sign > 0 ? "+" : "−") + (orders ? ` ${outcome.order}` : "");
   const before = (pair) => (pair ? `${percent(pair[0], 0)} → ${percent(pair[1], 0)}` : "–");
-  const heads = [["sign", ""], ["KL ratio", "number"], ["predicted", "number"], ["KL top", "number"], ["KL next in rank", "number"], ["KL random", "number"], ["flipped top", "number"], ["flipped random", "number"], ["accuracy top", "number"], ["accuracy random", "number"], ["length", "number"]];
+  const lines = [
+    ["KL ratio", (one) => times(one.ratio)], ["predicted from the sketch", (one) => times(one.predicted_ratio)],
+    ["KL of top examples", (one) => times(one.top_kl)], ["KL of the next in rank", (one) => times(one.related_kl)], ["KL of random examples", (one) => times(one.random_kl)],
+    ["flipped of the top", (one) => `${one.flipped.top} of ${found.top}`], ["flipped of random ones", (one) => `${one.flipped.random} of ${found.random}`],
+    ["accuracy on the top", (one) => before(one.accuracy.top)], ["accuracy on random ones", (one) => before(one.accuracy.random)],
+    ["norm ratio", (one) => times(one.norm_ratio)], ["length of the change", (one) => times(one.magnitude)],
+  ];
+  const kind = (one) => (one === best ? "number best" : "number");
   return [
     el("p", {}, el("b", { class: "large" }, `${times(best.ratio)}×`), " as much change in its top examples as in random ones",
       el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). Their Fishers are ${times(best.norm_ratio)}× as large to begin with.`)),
     el("div", { class: "scroll" }, el("table", { class: "tight" },
-      el("thead", {}, el("tr", {}, heads.map(([title, kind]) => el("th", { scope: "col", class: kind }, title)))),
-      el("tbody", {}, found.outcomes.map((outcome) => el("tr", { class: outcome === best ? "best" : "" }, el("th", { scope: "row" }, signed(outcome)),
-        [times(outcome.ratio), times(outcome.predicted_ratio), times(outcome.top_kl), times(outcome.related_kl), times(outcome.random_kl), `${outcome.flipped.top} of ${found.top}`, `${outcome.flipped.random} of ${found.random}`, before(outcome.accuracy.top), before(outcome.accuracy.random), times(outcome.magnitude)]
-          .map((text) => el("td", { class: "number" }, text))))))),
+      el("thead", {}, el("tr", {}, el("td", {}, "sign"), found.outcomes.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
+      el("tbody", {}, lines.map(([title, of]) => el("tr", {}, el("th", { scope: "row" }, title), found.outcomes.map((one) => el("td", { class: kind(one) }, of(one)))))))),
     el("p", { class: "quiet small" }, `${found.label}: direction ${found.direction}, ${found.way}, compared at ${found.at}; fidelity ${similar(found.fidelity)}`),
     found.curve.length > 1 ? [el("h3", {}, "Ratio against length of the change"), ratioCurve(found.curve)] : null,
   ].flat().filter(Boolean);
@@ -97,10 +104,11 @@ function shortNames(names) {
 }
 
 function heatMap({ layers, kinds, shares }, say) {
-  const width = 420, left = 34, right = 6;
-  const names = shortNames(kinds), step = (width - left - right) / kinds.length;
+  const width = 420, left = 34;
+  const names = shortNames(kinds);
   const longest = Math.max(...names.map((name) => name.length));
-  const slanted = longest * 6.2 > step;
+  const slanted = longest * 6.2 > (width - left) / kinds.length;
+  const right = slanted ? 6 + 3 * names[names.length - 1].length : 6, step = (width - left - right) / kinds.length;
   const top = slanted ? 14 + longest * 4.6 : 20, tall = Math.max(7, Math.min(18, 400 / layers.length)), bottom = 34;
   const height = top + layers.length * tall + bottom;
   const largest = Math.max(...shares.flat(), 1e-12);
@@ -153,26 +161,23 @@ function heatMap({ layers, kinds, shares }, say) {
 // An entry's item: component, similarity of coefficients, of vectors, three tunings, prediction, first example.
 function relative(other, [k, coefficients, vectors, prediction, label, lnp, most, text]) {
   return el("li", {}, el("a", { href: linkTo(other, k) }, `Component ${k}`), " ", badges({ prediction, label, lnp }),
-    el("div", { class: "facts" }, el("span", {}, bar(coefficients), ` ${similar(coefficients)}`), vectors === null ? null : el("span", {}, `vectors ${similar(vectors)}`),
+    el("div", { class: "facts" }, el("span", { title: "|cos| of coefficients over all examples" }, bar(coefficients), ` coefficients ${similar(coefficients)}`), vectors === null ? null : el("span", { title: "|cos| of the components themselves" }, `vectors ${similar(vectors)}`),
       most ? el("span", { class: "chip", dir: "auto" }, visible(most)) : null),
     el("span", { class: "quiet small one-line", dir: "auto" }, visible(text)));
 }
-
-const SIMILARITY = "Bars: |cos| of coefficients over all examples; vectors: of the components themselves.";
 
 function relationSection(id, title, entries, context, more) {
   if (!entries.length) return null;
   const own = run.decompositions.indexOf(context.d);
   return el("section", { id }, el("h2", {}, title), more,
     entries.map((entry) => [
-      el("h3", {}, el("a", { href: `#/d/${encodeURIComponent(run.decompositions[entry.other].name)}` }, run.decompositions[entry.other].name),
-        el("span", { class: "quiet" }, entry.kind === "splits" ? ` ${entry.count} split${entry.count === 1 ? "" : "s"} ` : " "), el("a", { class: "small", href: compareLink(own, entry.other) }, "compare")),
+      el("h3", { class: "ends" }, el("span", {}, el("a", { href: `#/d/${encodeURIComponent(run.decompositions[entry.other].name)}` }, run.decompositions[entry.other].name),
+        entry.kind === "splits" ? el("span", { class: "quiet" }, ` ${entry.count} split${entry.count === 1 ? "" : "s"}`) : null), el("a", { class: "small", href: compareLink(own, entry.other) }, "compare")),
       entry.items.length ? el("ul", { class: "list" }, entry.items.map((item) => relative(entry.other, item))) : el("p", { class: "quiet small" }, "nothing like it"),
       entry.count > entry.items.length ? el("p", { class: "quiet small" }, `and ${entry.count - entry.items.length} more`) : null,
       entry.by_components && entry.items.length && entry.by_components[0] !== entry.items[0][0]
         ? el("p", { class: "quiet small" }, "By vectors it is matched with ", el("a", { href: linkTo(entry.other, entry.by_components[0]) }, `component ${entry.by_components[0]}`), ` (${similar(entry.by_components[2])}).`) : null,
-    ]),
-    el("p", { class: "quiet small" }, SIMILARITY));
+    ]));
 }
 
 function seedSection(page, context) {
