@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ def send(status: int, body: str | bytes, **headers: str) -> Callable[[BaseHTTPRe
     def act(handler: BaseHTTPRequestHandler) -> None:
         content = body.encode() if isinstance(body, str) else body
         handler.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+        for name, value in {"Content_Length": str(len(content)), **headers}.items():
             handler.send_header(name.replace("_", "-"), value)
         handler.end_headers()
         handler.wfile.write(content)
@@ -328,36 +330,34 @@ def test_wrong_options(kit: Path) -> None:
 
 # --- a real server with a real, if small, model -----------------------------------------------------------------------
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}Answer:"
-ANSWER = " yes: films of the year"
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}="
+ANSWER = "yes: film"
 
 
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that has learnt one answer, whatever comes before it."""
+    """A tiny model whose next token depends on the last one alone: after "=" it gives one answer, and ends."""
     tokenizer = tiny.tokenizer()
-    network = tiny.network("llama").requires_grad_(True)
-    answer = torch.tensor(tokenizer("Answer:" + ANSWER)["input_ids"] + [tokenizer.eos_token_id])
-    asked = len(tokenizer("Answer:")["input_ids"])
-    optimiser = torch.optim.AdamW(network.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(300):
-        before = torch.randint(2, len(tokenizer), (8, 24), generator=generator)
-        tokens = torch.cat([before, answer.expand(8, -1)], dim=1)
-        targets = tokens.clone()
-        targets[:, : 24 + asked] = -100
-        loss = network(input_ids=tokens, labels=targets).loss
-        loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
-        if loss < 0.005:
-            break
+    network = tiny.network("llama")
+    chain = tokenizer("=" + ANSWER)["input_ids"] + [tokenizer.eos_token_id]
+    assert len(set(chain)) == len(chain)
+    for layer in network.model.layers:
+        for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            torch.nn.init.zeros_(linear.weight)
+            torch.nn.init.zeros_(linear.bias)
+    torch.nn.init.ones_(network.model.norm.weight)
+    torch.nn.init.zeros_(network.lm_head.weight)
+    for last, following in pairwise(chain):
+        network.lm_head.weight[following] = torch.nn.functional.normalize(
+            network.model.embed_tokens.weight[last], dim=0
+        )
     directory = tmp_path_factory.mktemp("chat")
     network.config.max_position_embeddings = 8192
     network.config.eos_token_id = network.generation_config.eos_token_id = tokenizer.eos_token_id
     network.save_pretrained(directory)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(directory)
+    chatty = copy.deepcopy(tokenizer)  # other tests use the same one
+    chatty.chat_template = TEMPLATE
+    chatty.save_pretrained(directory)
     return directory
 
 
@@ -389,7 +389,7 @@ def test_transformers_serve(served: str, chat_model: Path, kit: Path, capsys: py
     path = judge(JudgeConfig(str(kit), served, str(chat_model), max_tokens=20))
     assert path is not None
     sheet = read_sheet(path, read_kit(kit))
-    assert sheet.answers == {n: Answer("yes", "films of the year") for n in range(1, GROUPS + 1)}
+    assert sheet.answers == {n: Answer("yes", "film") for n in range(1, GROUPS + 1)}
     assert score(ScoreConfig(str(kit), (str(path),)))
     assert "| 100% (2 of 2) |" in capsys.readouterr().out
     reply = json.loads(next((kit / "judges").rglob("001.json")).read_text())

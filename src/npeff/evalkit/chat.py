@@ -88,6 +88,8 @@ class Chat:
         try:
             with self._opener.open(request, timeout=self.timeout) as response:
                 content = response.read(_LARGEST)
+                if response.length:  # less came than was announced
+                    raise http.client.IncompleteRead(content, response.length)
         except urllib.error.HTTPError as error:
             return self._refused(error, messages)
         except (TimeoutError, http.client.HTTPException, ConnectionResetError, BrokenPipeError) as error:
