@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from npeff.decompose.run import DecomposeConfig, open_decomposition
 from npeff.errors import UserError
 from npeff.files import read_json
 from npeff.reproduce import costs
+from npeff.reproduce import run as command
 from npeff.reproduce.run import ReproduceConfig, reproduce
 from npeff.reproduce.similarity import ReducedRows
 from npeff.rows import ArrayRows
@@ -132,6 +134,17 @@ def test_people_are_needed_and_said_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Needs people" in said
     assert "(78)" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_all_recipes_one_after_another(
+    data: Path, tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["top-examples-sst2", "splits-sst2", "human-evaluation", "top-examples-yat"]
+    monkeypatch.setattr(command, "recipe_names", lambda: few)
+    page = run_recipe("all", data, tmp_path / "out", model_directory)
+    links = re.findall(r"\]\((.*)\)", page.read_text(encoding="utf-8"))
+    assert [link.split("/")[0] for link in links] == few[:2], "without people, and without other tasks"
+    assert all((page.parent / link).is_file() for link in links)
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,15 @@ from npeff import __version__
 from npeff.configs import replace, to_dict
 from npeff.errors import UserError
 from npeff.estimate import duration
+from npeff.files import write_text
 from npeff.reproduce import report
 from npeff.reproduce.found import Listing, Missing, Value
-from npeff.reproduce.recipe import Recipe, Setup, load_recipe, recipe_names
+from npeff.reproduce.recipe import Recipe, Setup, Step, load_recipe, recipe_names
 from npeff.reproduce.scaling import RULES, Scale, collections, estimate
 from npeff.reproduce.workshop import Bench, Workshop
 from npeff.tasks import BUILTIN
+
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class ReproduceConfig:
     """Measure a table or figure of the paper again and put both numbers side by side. Continues if stopped."""
 
     table: tyro.conf.Positional[str] = "list"
-    """Name of a recipe, the label of its table in the paper's source, or `list`: all recipes with what they need."""
+    """Name of a recipe, the label of its table in the paper's source, `all` of them one after another, or `list`: what
+    there is and what it needs."""
     list: bool = False
     """Show all recipes, what they need and what they cost at this scale."""
     scale: float = 1.0
@@ -67,11 +71,13 @@ class ReproduceConfig:
 
 
 def reproduce(config: ReproduceConfig) -> Path | None:
-    """Run the recipe, write the comparison and return its directory; None after a list."""
+    """Run the recipe, write the comparison and return its directory; None after a list, a page of links after all."""
     scale = Scale(config.scale, config.model, config.sketch, config.solver, config.task_examples)
     if config.list or config.table == "list":
         print(overview(scale))
         return None
+    if config.table == ALL:
+        return _reproduce_all(config)
     recipe = _only(load_recipe(config.table), config.tasks)
     if recipe.people:
         print(f"{recipe.title}\n\nNeeds people: {recipe.people}\n\n{report.paper_table(recipe)}")
@@ -90,11 +96,32 @@ def reproduce(config: ReproduceConfig) -> Path | None:
     return directory
 
 
+def _reproduce_all(config: ReproduceConfig) -> Path:
+    """Every recipe that a machine can measure, and a page with links to the tables; returns its path."""
+    lines = ["# Tables and figures of the paper, measured again", ""]
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        if recipe.people or not _of_tasks(recipe, config.tasks):
+            continue
+        directory = reproduce(replace(config, table=name))
+        assert directory is not None
+        lines.append(f"- [{recipe.title}]({directory.relative_to(config.out).as_posix()}/table.md)")
+    page = Path(config.out) / "tables.md"
+    write_text(page, "\n".join(lines) + "\n")
+    print(f"All tables are listed in {page}.")
+    return page
+
+
+def _of_tasks(recipe: Recipe, tasks: tuple[str, ...]) -> tuple[Step, ...]:
+    """The steps of a recipe that are about these tasks; all without any."""
+    return tuple(step for step in recipe.steps if not tasks or recipe.setups[step.setup].task in tasks)
+
+
 def _only(recipe: Recipe, tasks: tuple[str, ...]) -> Recipe:
     """The recipe without the steps of other tasks."""
     if not tasks or recipe.people:
         return recipe
-    steps = tuple(step for step in recipe.steps if recipe.setups[step.setup].task in tasks)
+    steps = _of_tasks(recipe, tasks)
     if not steps:
         have = ", ".join(dict.fromkeys(setup.task for setup in recipe.setups.values()))
         raise UserError(f"Recipe {recipe.name} has none of these tasks; it has {have}.")
