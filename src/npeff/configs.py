@@ -69,6 +69,15 @@ def check_numbers(config: Any) -> None:
                 raise UserError(f"Option {field.name} cannot be {_brief(number)}; it must be below {limit}.")
 
 
+def _overflows(number: float) -> bool:
+    """Whether a whole number is too large to be a float."""
+    try:
+        float(number)
+    except OverflowError:
+        return True
+    return False
+
+
 def _brief(number: int) -> str:
     # Python refuses to write out integers of thousands of digits
     return str(number) if number.bit_length() < 100 else f"{number:.3e}" if number.bit_length() < 1000 else "so large"
@@ -120,7 +129,7 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
         if fits:
             return tuple(_typed(arguments[0], item, name) for item in value)
     elif hint is float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and not _overflows(value)
         value = float(value) if fits else value
     elif hint is int:
         fits = isinstance(value, int) and not isinstance(value, bool)

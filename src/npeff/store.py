@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError, safe_open
@@ -97,6 +98,7 @@ class Run:
             raise UserError(
                 f"{path / MANIFEST} is damaged: {', '.join(wrong)} missing or wrong. Restore it from a copy."
             )
+        manifest["task"] = {"labels": [], "prefix": "", **manifest["task"]}
         return Run(path, manifest)
 
     @staticmethod
@@ -279,11 +281,12 @@ def _wrong_entries(manifest: dict[str, Any]) -> list[str]:
     if not isinstance(collected, list) or not all(kind in list(KINDS) for kind in collected):
         wrong.append("identity.collected")
     task = manifest["task"]
-    labels = task.get("labels")
+    described = "prompt" in task  # rows that come from elsewhere have no task
+    labels = task.get("labels", None if described else [])
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         wrong.append("task.labels")
     texts = ("name", "prompt", "answers", "prefix")
-    wrong += [f"task.{name}" for name in texts if not isinstance(task.get(name, ""), str)]
+    wrong += [f"task.{name}" for name in texts if not isinstance(task.get(name, None if described else ""), str)]
     if not wrong and manifest["complete"]:
         records = manifest["shards"]
         if len(records) != -(-manifest["examples"] // manifest["shard_examples"]):
@@ -297,6 +300,7 @@ _COLUMNS = {
     "text": (pa.types.is_string, pa.types.is_large_string),
     "label": (pa.types.is_integer,),
     "prediction": (pa.types.is_integer,),
+    "prediction_text": (pa.types.is_string, pa.types.is_large_string),
     "rank": (pa.types.is_integer,),
     "set_aside": (pa.types.is_string, pa.types.is_large_string, pa.types.is_null),
 }
@@ -307,14 +311,25 @@ def _wrong_columns(table: pa.Table, manifest: dict[str, Any]) -> str | None:
     """Why a table is not the one that a manifest describes."""
     if len(table) != manifest["examples"]:
         return f"it has {len(table)} examples, the manifest says {manifest['examples']}"
-    for name, kinds in _COLUMNS.items() if manifest["complete"] else ():
-        if table.column_names.count(name) != 1 or not any(kind(table.schema.field(name).type) for kind in kinds):
+    if not manifest["complete"]:
+        return None
+    # rows that come from elsewhere, without a task, have neither labels nor predictions
+    required = _COLUMNS if "prompt" in manifest["task"] else ("text", "rank", "set_aside")
+    answers = len(manifest["task"].get("labels") or ()) or 2**31
+    for name, kinds in _COLUMNS.items():
+        count = table.column_names.count(name)
+        if count == 0 and name not in required:
+            continue
+        if count != 1 or not any(kind(table.schema.field(name).type) for kind in kinds):
             return f"its column {name!r} is missing or of the wrong type"
-    if manifest["complete"]:
-        if table["rank"].null_count or table["prediction"].null_count:
-            return "a rank or a prediction is missing"
-        if len(table) and int(table["rank"].to_numpy().min()) < 0:
-            return "a rank is negative"
+        if table[name].null_count and name not in ("label", "set_aside"):
+            return f"its column {name!r} has gaps"
+        values = table[name].drop_null()
+        limit = answers if name in ("label", "prediction") else 2**31
+        if pa.types.is_integer(values.type) and len(values):
+            extremes = pc.min_max(values).as_py()
+            if not 0 <= extremes["min"] <= extremes["max"] < limit:
+                return f"its column {name!r} has numbers that cannot be"
     return None
 
 
