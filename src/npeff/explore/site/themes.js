@@ -5,8 +5,9 @@
 // `problem` says why.
 async function themesOf(d) {
   try {
-    const list = SERVED ? (await ask("state", { decomposition: d.name })).annotations : await load(`${run.decompositions.indexOf(d)}/labels`);
-    return new Map(list.map((annotation) => [annotation.component, annotation]));
+    const { annotations, user } = SERVED ? await ask("state", { decomposition: d.name })
+      : { annotations: await load(`${run.decompositions.indexOf(d)}/labels`) };
+    return Object.assign(new Map(annotations.map((annotation) => [annotation.component, annotation])), { user });
   } catch (error) {
     return Object.assign(new Map(), { problem: error.message });
   }
