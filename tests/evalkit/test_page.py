@@ -121,9 +121,9 @@ def test_hostile_texts_are_shown_as_text_and_run_nothing(browser: Browser, tmp_p
 
 def test_what_the_browser_kept_may_be_anything(browser: Browser, made: Path) -> None:
     kit = read_kit(made)
-    for old in ("{", "null", '{"who": 3, "answers": {"1": {"theme": "<b>", "words": []}}}', '{"answers": 1}'):
-        with watched(browser) as page:
-            page.goto((made / "form-1.html").as_uri())
+    with watched(browser) as page:
+        page.goto((made / "form-1.html").as_uri())
+        for old in ("{", "null", '{"who": 3, "answers": {"1": {"theme": "<b>", "words": []}}}', '{"answers": 1}'):
             page.evaluate("([k, v]) => localStorage.setItem(k, v)", [f"npeff-evalkit:{kit.id}:1", old])
             page.reload()
             expect(page.get_by_role("status")).to_have_text("0 of 10 answered")

@@ -91,8 +91,8 @@ def write_form(path: Path, kit: Kit, form: int, font: Font) -> None:
         canvas.setFont("Helvetica", 8)
         canvas.setFillColor(_QUIET)
         which = f", form {form} of {len(kit.forms)}" if len(kit.forms) > 1 else ""
-        canvas.drawString(document.leftMargin, 30, f"kit {kit.id}{which}")
-        canvas.drawRightString(A4[0] - document.rightMargin, 30, f"page {document.page}")
+        canvas.drawString(document.leftMargin + 6, 30, f"kit {kit.id}{which}")
+        canvas.drawRightString(A4[0] - document.rightMargin - 6, 30, f"page {document.page}")
         canvas.restoreState()
 
     document = SimpleDocTemplate(
@@ -189,7 +189,7 @@ def _name_row(kit: Kit) -> Any:
     def draw(canvas: Any) -> None:
         canvas.setFont("Helvetica-Bold", 10)
         canvas.drawString(0, 5, "Your name")
-        _text_field(canvas, f"{kit.id}_name", "Your name", 62, 419 - 200, 100)
+        _text_field(canvas, f"{kit.id}_name", "Your name", 62, 220, 100)
 
     return _row(24, draw)
 
@@ -199,14 +199,14 @@ def _answer_row(kit: Kit, group: Group) -> Any:
         canvas.setFont("Helvetica", 10)
         canvas.setFillColor(_INK)
         for place, theme in enumerate(("yes", "maybe", "no")):
-            x = 14 + (0, 46, 104)[place]
+            x = 14 + (0, 47, 106)[place]
             canvas.acroForm.radio(
                 name=field_name(kit.id, group.number, "theme"),
                 tooltip=f"Group {group.number}: {theme}",
                 value=theme,
                 x=x,
                 y=3,
-                size=13,
+                size=15,
                 borderColor=_colour(_QUIET),
                 fillColor=_colour(_FIELD),
                 textColor=_colour(_INK),
@@ -216,9 +216,9 @@ def _answer_row(kit: Kit, group: Group) -> Any:
                 fieldFlags="radio",
                 relative=True,
             )
-            canvas.drawString(x + 17, 6, theme)
-        canvas.drawString(166, 6, "theme")
-        _text_field(canvas, field_name(kit.id, group.number, "words"), f"Group {group.number}: theme", 200, 281, _WORDS)
+            canvas.drawString(x + 18, 6.5, theme)
+        canvas.drawString(168, 6.5, "theme")
+        _text_field(canvas, field_name(kit.id, group.number, "words"), f"Group {group.number}: theme", 200, 269, _WORDS)
 
     return _row(20, draw)
 
@@ -233,7 +233,7 @@ def _text_field(canvas: Any, name: str, tooltip: str, x: float, width: float, lo
         height=19,
         fontName="Helvetica",
         fontSize=9.5,
-        borderWidth=0.5,
+        borderWidth=1,
         borderColor=_colour(_LINE),
         fillColor=_colour(_FIELD),
         textColor=_colour(_INK),
