@@ -39,11 +39,11 @@ def run(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, review_
     return run
 
 
-def test_ten_lines(tmp_path, model_directory, review_file):
-    """As users run them: a script of its own."""
-    arguments = [str(tmp_path / "run"), str(model_directory), str(review_file)]
-    said = subprocess.run([sys.executable, "-c", TEN_LINES, *arguments], capture_output=True, text=True, check=True)
-    assert "a film of great charm (" in said.stdout.splitlines()[-1]
+def test_ten_lines(tmp_path, model_directory, review_file, monkeypatch, capsys):
+    arguments = ["script.py", str(tmp_path / "run"), str(model_directory), str(review_file)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    exec(TEN_LINES, {})
+    assert "a film of great charm (" in capsys.readouterr().out.splitlines()[-1]
     assert len(TEN_LINES.strip().splitlines()) <= 10
 
 

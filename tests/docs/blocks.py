@@ -61,6 +61,7 @@ def read_blocks(page: Path) -> list[Block]:
             text = "\n".join(lines[start + 1 : number])
             named = _NAMED.search(before)
             blocks.append(Block(page, start + 1, fence[2].strip(), text, named[1] if named else None))
+            before = ""
         elif lines[number].startswith("    ") and not lines[number - 1].strip():
             while number + 1 < len(lines) and (lines[number + 1].startswith("    ") or not lines[number + 1].strip()):
                 number += 1

@@ -36,7 +36,9 @@ class Sandbox:
         """Files whose content a page shows."""
         for block in blocks:
             if block.file:
-                (self.directory / block.file).write_text(block.text + "\n", encoding="utf-8")
+                # the tiny tokenizer has no single tokens for these labels
+                text = block.text.replace('["Yes", "No"]', '["Positive", "Negative"]')
+                (self.directory / block.file).write_text(text + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +72,7 @@ def write_data(folder: Path) -> None:
         writer.writerow(["body", "label"])
         writer.writerows([text, ("negative", "positive")[number % 2]] for number, text in enumerate(texts))
     _write_lines(folder / "data" / "sst2.jsonl", texts, ("negative", "positive"))
-    _write_lines(folder / "tickets.jsonl", texts, ("Yes", "No"))
+    _write_lines(folder / "tickets.jsonl", texts, ("positive", "negative"))
 
 
 def _write_lines(path: Path, texts: list[str], labels: tuple[str, str]) -> None:

@@ -43,7 +43,6 @@ SMALL = {
 
 NOT_RUN = {
     r"npeff explore": "serves until it is stopped; tests/explore drives it",
-    r"npeff demo": "runs the embedded model; tests/test_demo.py runs it",
     r"npeff reproduce(?! list)": "takes minutes at any scale; tests/reproduce runs recipes",
     r"npeff perturb .*--way sensing": "needs a sketch of 16,384 numbers; tests/perturb runs it",
     r"npeff (push|pull) .*hf://": "needs the Hub; tests/share runs it against a local one",
@@ -57,6 +56,7 @@ TASKS_FROM_THE_HUB = ("yat", "sst2", "clinc150", "triviaqa", "reviews")
 PYTHON_STANDS_FOR = {
     'task="reviews"': 'task="sst2", data="data/sst2.jsonl", model=MODEL, dim=256',
     "npeff-64-0": "npeff",
+    "npeff-32-0": "npeff",
     'DataConfig(task="reviews", limit=200)': 'DataConfig(task="sst2", data="data/sst2.jsonl", limit=40)',
 }
 """In Python blocks."""
@@ -154,7 +154,10 @@ def test_python(page: Any, sandbox: Sandbox) -> None:
     """All blocks of a page, one after another in one namespace."""
     blocks = read_blocks(page)
     sandbox.write_files_of(blocks)
-    for name in ("runs/sst2", "runs/demo", "runs/tickets"):
+    code = "\n".join(block.text for block in blocks if block.language == "python")
+    for name in set(re.findall(r'"(runs/[\w-]+)', code)) - set(
+        re.findall(r'(?:collect_run|CollectConfig)\("([^"]+)', code)
+    ):
         sandbox.provide_run(name)
     names = {"MODEL": str(sandbox.model), **names_of(page.name)}
     for block in blocks:
@@ -171,7 +174,7 @@ def names_of(page: str) -> dict[str, Any]:
     if page == "sketch.md":
         network = tiny.network("llama")
         modules = select_parameters(network).modules
-        return {"network": network, "gradient": {m.name: torch.ones(m.d_out, m.columns) for m in modules}}
+        return {"network": network, "gradient": {m.name: torch.ones(m.shape) for m in modules}}
     if page == "decompose.md":
         return {"other": Run.open("runs/sst2").source("fisher")}
     return {}
