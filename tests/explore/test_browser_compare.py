@@ -185,7 +185,15 @@ def test_figures_and_tables_can_be_kept(chromium: Browser, site: Path, served: b
             assert rows[0] == ["sign", "+", "\u2212"]
             assert rows[1][0] == "KL ratio"
             assert {len(row) for row in rows} == {3}
+            rows = table(kept(page, page.locator("ol.list + .save button").first))
+            assert rows[0][:3] == ["place", "example", "text"]
+            assert [row[0] for row in rows[1:]] == [str(place + 1) for place in range(len(rows) - 1)]
+            page.goto(f"{base}#/d/npeff-4-0/e/{rows[1][1]}")
+            expect(page.locator("#example-text")).to_have_text(rows[1][2])
+            rows = table(kept(page, page.locator("ul.list + .save button")))
+            assert rows[0] == ["component", "coefficient", "share"]
             page.goto(f"{base}#/")
+            expect(page.locator("main h1")).to_have_text("4 components")
             for frame in ("svg[role=img]", "table"):  # every figure and table of the overview has its buttons
                 expect(page.locator(f"main {frame}[data-kept]")).to_have_count(page.locator(f"main {frame}").count())
             page.goto(f"{base}#/compare/npeff-4-0/npeff-8-0")

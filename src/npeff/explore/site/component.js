@@ -65,8 +65,10 @@ function exampleLists(page, ordering) {
   return ordering.lists.flatMap((list, n) => {
     const title = n === 0 ? `Top ${list.examples.length} of ${number(ordering.active)} active examples`
       : `Lower down: from place ${number(list.place + 1)} (${percent(list.place / ordering.active, 0)} of the way)`;
-    return [el("h2", {}, title), el("ol", { class: "list" }, list.examples.map((i, k) => exampleItem(i, page.shown[i],
-      [`coefficient ${decimals(list.coefficients[k])}`, list.shares ? [bar(list.shares[k]), ` explains ${percent(list.shares[k])}`] : null])))];
+    const items = el("ol", { class: "list" }, list.examples.map((i, k) => exampleItem(i, page.shown[i],
+      [`coefficient ${decimals(list.coefficients[k])}`, list.shares ? [bar(list.shares[k]), ` explains ${percent(list.shares[k])}`] : null])));
+    return [el("h2", {}, title), asTable(items, () => [["place", "example", "text", "label", "prediction", "probability", "coefficient", "share"],
+      ...list.examples.map((i, k) => [list.place + k + 1, i, ...page.shown[i], list.coefficients[k], list.shares ? list.shares[k] : ""])])];
   });
 }
 

@@ -35,6 +35,13 @@ async function picture(figure) {
   return new Promise((resolve, reject) => { canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("too large for a PNG"))), "image/png"); });
 }
 
+// A list that can be kept like a table: `rows` gives them all, the first with titles.
+function asTable(node, rows) {
+  node.csv = rows;
+  node.dataset.rows = "";
+  return node;
+}
+
 const textOf = (cell) => cell.textContent.replace(/\s+/g, " ").trim();
 const rowsOf = (table) => (table.csv ? table.csv() : Array.from(table.rows, (row) => Array.from(row.cells, textOf)));
 
@@ -70,7 +77,7 @@ const MAKERS = {
 
 function saveControl(node) {
   const kinds = node instanceof SVGElement ? ["SVG", "PNG", ...(node.csv ? ["CSV"] : [])] : ["CSV"];
-  const what = node instanceof SVGElement ? "figure" : "table";
+  const what = node instanceof SVGElement ? "figure" : node instanceof HTMLTableElement ? "table" : "list";
   return el("div", { class: "save" }, kinds.map((kind) => el("button", { type: "button", title: `Save this ${what} as ${kind}`, "aria-label": `Save this ${what} as ${kind}: ${headingOf(node) || "figure"}`, onclick: async (event) => {
     const button = event.currentTarget;
     try {
@@ -104,7 +111,7 @@ function copyButton() {
 
 // Pages draw what they like; whatever is a figure or a table gets its buttons when it appears.
 function addControls() {
-  for (const node of $("main").querySelectorAll("svg[role=img]:not([data-kept]), table:not([data-kept])")) {
+  for (const node of $("main").querySelectorAll(":is(svg[role=img], table, [data-rows]):not([data-kept])")) {
     node.dataset.kept = "";
     (node.closest(".scroll") || node).after(saveControl(node));
   }

@@ -32,11 +32,12 @@ async function exampleView(d, argument) {
       shares ? stack : null,
       el("p", { class: "quiet" }, `${percent(1 - left)} explained, ${percent(left)} left over; ${number(parts.used[at])} components are active`,
         parts.used[at] > components.length ? `, the largest ${components.length} are listed.` : "."),
-      el("ul", { class: "list" }, components.map((j, n) => el("li", {},
+      asTable(el("ul", { class: "list" }, components.map((j, n) => el("li", {},
         el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)), badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] }),
         el("div", { class: "facts" }, el("span", {}, `coefficient ${decimals(coefficients[n])}`),
           shares ? el("span", {}, bar(shares[n]), ` explains ${percent(shares[n])}`) : null),
         el("span", { class: "quiet small text", dir: "auto" }, visible(table.first[j]))))),
+      () => [["component", "coefficient", "share"], ...components.map((j, n) => [j, coefficients[n], shares ? shares[n] : ""])]),
     ],
   ];
 }
