@@ -24,6 +24,7 @@ exclude_patterns = ["_build", "generated"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
+default_role = "code"  # docstrings are plain text with code in single backquotes
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_type_aliases = {"AnyRun": "AnyRun", "AnyDecomposition": "AnyDecomposition"}
@@ -32,6 +33,8 @@ python_use_unqualified_type_names = True
 nitpicky = False
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"npeff {version}"
 html_copy_source = False
 html_show_sourcelink = False
