@@ -5,6 +5,7 @@ The built-in tasks are YAML files in `builtin_tasks`, written the way a user wri
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import string
@@ -111,8 +112,9 @@ def load_task(name_or_path: str) -> Task:
     # a task file may travel with its data, whatever directory the command runs in
     if task.data is not None and not Path(task.data).is_absolute() and "\0" not in task.data:
         beside = path.parent / task.data
-        if beside.is_file():
-            return dataclasses.replace(task, data=str(beside))
+        with contextlib.suppress(OSError):  # too long to be a name
+            if beside.is_file():
+                return dataclasses.replace(task, data=str(beside))
     return task
 
 

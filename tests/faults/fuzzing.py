@@ -103,6 +103,24 @@ ODD_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
+"""For property tests, whose failures come out small; `odd_value` is ten times quicker."""
+
+
+def odd_value(random: random.Random, depth: int = 0) -> Any:
+    """A JSON value that nobody expects."""
+    kind = random.randrange(6 if depth < 2 else 4)
+    if kind == 0:
+        return random.choice((None, True, False))
+    if kind == 1:
+        return random.choice(NUMBERS)
+    if kind == 2:
+        return random.choice(TEXTS)
+    if kind == 3:
+        return "".join(chr(random.choice((random.randrange(128), random.randrange(0x11000)))) for _ in range(5))
+    count = random.randrange(4)
+    if kind == 4:
+        return [odd_value(random, depth + 1) for _ in range(count)]
+    return {str(random.choice(TEXTS))[:9]: odd_value(random, depth + 1) for _ in range(count)}
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

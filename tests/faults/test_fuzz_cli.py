@@ -87,7 +87,7 @@ def test_odd_command_lines(
         if name not in LEFT_OUT:
             known[name] = options(getattr(importlib.import_module(module), kind))
     codes = {0: 0, 2: 0}
-    for _ in range(cases(400, 2000)):
+    for _ in range(cases(150, 2000)):
         code, _said = run_command(command_line(random, known, run.path, model_directory, review_file))
         codes[code] += 1
     print(codes)

@@ -130,7 +130,7 @@ def answer_to(content: bytes, port: int) -> bytes:
 
 def test_odd_requests(port: int, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     random = seeded()
-    for _ in range(cases(1500, 6000)):
+    for _ in range(cases(1800, 8000)):
         content = odd_request(random, port)
         with no_hang():
             found = answer_to(content, port)
@@ -169,7 +169,7 @@ OPERATIONS = [
 ]
 
 
-@many(cases(600, 3000))
+@many(cases(250, 3000))
 @given(data=st.data())
 def test_requests_by_the_description(port: int, data: st.DataObject) -> None:
     """Every answer is of a status that the description names, and is JSON."""

@@ -26,7 +26,17 @@ from npeff.errors import UserError
 from npeff.readers import LONGEST_LINE
 from npeff.tasks import BUILTIN, LARGEST, Task, load_task, task_from_yaml
 from tests.faults import cases
-from tests.faults.fuzzing import NUMBERS, ODD_VALUES, TEXTS, many, mutated, no_hang, only_user_errors, seeded
+from tests.faults.fuzzing import (
+    NUMBERS,
+    ODD_VALUES,
+    TEXTS,
+    many,
+    mutated,
+    no_hang,
+    odd_value,
+    only_user_errors,
+    seeded,
+)
 
 TASK = Task("t", "{title}: {text} It is", "tokens", labels=("bad", "good"), label_map={"0": "bad"})
 RECORDS: list[dict[str, Any]] = [
@@ -44,15 +54,27 @@ def test_mutated_task_files(tmp_path: Path) -> None:
     folder = resources.files("npeff") / "builtin_tasks"
     originals = [(folder / f"{name}.yaml").read_bytes()[:600] for name in BUILTIN]
     path = tmp_path / "task.yaml"
-    for _ in range(cases(1500, 5000)):
+    for _ in range(cases(2500, 8000)):
         path.write_bytes(mutated(random.choice(originals), random))
         with only_user_errors():
             load_task(str(path))
 
 
-@many(cases(1000, 3000))
+def test_odd_values_in_tasks() -> None:
+    random = seeded()
+    names = [field.name for field in dataclasses.fields(Task)]
+    whole = {"prompt": "{text} It is", "answers": "tokens", "labels": ["bad", "good"]}
+    for _ in range(cases(1500, 6000)):
+        values = {name: odd_value(random) for name in random.choices(names, k=random.choice((1, 1, 2, 3)))}
+        with only_user_errors():
+            task_from_yaml(json.dumps(whole | values), "t", "t.yaml")  # JSON is YAML, and quicker to write
+        with only_user_errors():
+            Task(**({"name": "t"} | whole | values))
+
+
+@many(cases(100, 1000))
 @given(st.dictionaries(st.sampled_from([field.name for field in dataclasses.fields(Task)]), ODD_VALUES))
-def test_odd_values_in_tasks(values: dict[str, Any]) -> None:
+def test_any_values_in_tasks(values: dict[str, Any]) -> None:
     whole = {"prompt": "{text} It is", "answers": "tokens", "labels": ["bad", "good"]}
     with only_user_errors():
         task_from_yaml(yaml.safe_dump(whole | values), "t", "t.yaml")
@@ -103,7 +125,7 @@ def originals(folder: Path) -> list[tuple[str, bytes]]:
 def test_mutated_data_files(tmp_path: Path) -> None:
     random = seeded()
     files = originals(tmp_path)
-    for number in range(cases(3000, 8000)):
+    for number in range(cases(3500, 10000)):
         name, content = files[number % len(files)]
         path = tmp_path / name
         path.write_bytes(mutated(content, random))
@@ -118,13 +140,19 @@ def test_mutated_data_files(tmp_path: Path) -> None:
             load_dataset(TASK, config)
 
 
-@many(cases(800, 2000))
-@given(st.lists(st.dictionaries(st.sampled_from(["text", "label", "title", "x"]), ODD_VALUES, max_size=4), max_size=4))
-def test_odd_records(tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]) -> None:
-    path = tmp_path_factory.getbasetemp() / "odd.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    with only_user_errors():
-        load_dataset(TASK, DataConfig(data=str(path), on_bad_example="drop"))
+def test_odd_records(tmp_path: Path) -> None:
+    random = seeded()
+    path = tmp_path / "odd.jsonl"
+    for _ in range(cases(2000, 6000)):
+        records = [
+            {name: odd_value(random) for name in ("text", "label", "title", "x") if random.random() < 0.8}
+            for _ in range(random.randrange(4))
+        ]
+        if random.random() < 0.5:
+            records = [*RECORDS, *records]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        with only_user_errors():
+            load_dataset(TASK, DataConfig(data=str(path), on_bad_example="drop"))
 
 
 COLUMNS = {
@@ -187,22 +215,18 @@ def config_classes() -> list[type[Any]]:
     return [kind for kind in found if dataclasses.is_dataclass(kind)]
 
 
-@st.composite
-def odd_configs(draw: st.DrawFn) -> tuple[type[Any], dict[str, Any]]:
-    kind = draw(st.sampled_from(config_classes()))
-    names = [field.name for field in dataclasses.fields(kind)]
-    chosen = st.sampled_from(names) | st.text(max_size=4)
-    return kind, draw(st.dictionaries(chosen, ODD_VALUES | st.dictionaries(chosen, ODD_VALUES, max_size=2), max_size=4))
-
-
-@many(cases(1500, 4000))
-@given(odd_configs())
-def test_odd_configs(case: tuple[type[Any], dict[str, Any]]) -> None:
-    kind, values = case
-    with only_user_errors():
-        from_dict(kind, values)
-    with only_user_errors():
-        from_options(kind, values)
+def test_odd_configs() -> None:
+    random = seeded()
+    kinds = config_classes()
+    names = {kind: [field.name for field in dataclasses.fields(kind)] for kind in kinds}
+    for _ in range(cases(600, 3000)):
+        kind = random.choice(kinds)
+        values = {
+            random.choice((*names[kind], "x")): random.choice((odd_value(random), {"seed": odd_value(random)}))
+            for _ in range(random.randrange(4))
+        }
+        with only_user_errors():
+            random.choice((from_dict, from_options))(kind, values)
 
 
 def test_one_odd_value_in_a_whole_config() -> None:

@@ -13,8 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from npeff.analyse.run import load_decomposition, read_examples
@@ -25,7 +23,7 @@ from npeff.files import parse_json, read_object, sha256, write_json
 from npeff.results import damaged_results
 from npeff.store import Run
 from tests.faults import cases
-from tests.faults.fuzzing import ODD_VALUES, changed, many, mutated, only_user_errors, places, run_command, seeded
+from tests.faults.fuzzing import changed, mutated, odd_value, only_user_errors, places, run_command, seeded
 from tests.synthetic import add_decomposition, make_run
 
 NAME = "npeff"
@@ -62,29 +60,26 @@ def with_odd_values(run: Run, file: Path, count: int) -> None:
     """Put odd values at random places of a JSON file, with the hash that fits them, and read everything."""
     whole = read_object(file)
     everywhere = places(whole)
-
-    @many(count)
-    @given(st.sampled_from(everywhere), ODD_VALUES, st.booleans())
-    def read(place: tuple[Any, ...], value: Any, remove: bool) -> None:
-        try:
-            write_json(file, changed(whole, place, value, remove), sealed=True)
-        except UnicodeEncodeError:  # half of a surrogate pair can be in no file
-            return
-        with only_user_errors():
-            read_all(run.path)
-
+    random = seeded()
     try:
-        read()
+        for _ in range(count):
+            new = changed(whole, random.choice(everywhere), odd_value(random), remove=random.random() < 0.2)
+            try:
+                write_json(file, new, sealed=True)
+            except UnicodeEncodeError:  # half of a surrogate pair can be in no file
+                continue
+            with only_user_errors():
+                read_all(run.path)
     finally:
         write_json(file, whole, sealed=True)
 
 
 def test_odd_values_in_a_manifest(run: Run) -> None:
-    with_odd_values(run, run.path / "manifest.json", cases(1200, 3000))
+    with_odd_values(run, run.path / "manifest.json", cases(600, 3000))
 
 
 def test_odd_values_in_a_decomposition(run: Run) -> None:
-    with_odd_values(run, run.path / "decompositions" / NAME / "config.json", cases(600, 2000))
+    with_odd_values(run, run.path / "decompositions" / NAME / "config.json", cases(300, 2000))
 
 
 def test_mutated_json(run: Run) -> None:
@@ -92,7 +87,7 @@ def test_mutated_json(run: Run) -> None:
     random = seeded()
     files = [run.path / "manifest.json", run.path / "decompositions" / NAME / "config.json"]
     journal = run.path / "annotations" / f"{NAME}.jsonl"
-    for number in range(cases(600, 3000)):
+    for number in range(cases(400, 3000)):
         file = files[number % len(files)]
         content = file.read_bytes()
         whole = read_object(file)
