@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
+import sys
 from pathlib import Path
+from random import Random
 
 import pypdf
 import pypdfium2
@@ -15,6 +18,7 @@ from pypdfium2 import raw
 from npeff.errors import UserError
 from npeff.evalkit.answers import Answer, read_sheet, read_sheets
 from npeff.evalkit.kit import Group, Kit, Sample, read_kit
+from npeff.evalkit.make import MakeConfig, make
 from npeff.evalkit.pdf import MISSING, drawable, load_font, write_form
 from tests.explore.test_browser import HOSTILE
 
@@ -148,6 +152,34 @@ def test_wrong_files_are_refused(made: Path, tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(UserError):
             read_sheet(path, kit)
+
+
+def test_damaged_bytes_never_end_in_a_traceback(tmp_path: Path) -> None:
+    kit = Kit(("preamble",), (), (Group(1, 1, ("text", "more")),))
+    write_form(tmp_path / "form.pdf", kit, 1, load_font())
+    fill(tmp_path / "form.pdf", tmp_path / "filled.pdf", {f"{kit.id}_g1_theme": "/yes", f"{kit.id}_name": "Ada"})
+    content = (tmp_path / "filled.pdf").read_bytes()
+    spots = [match.start() for match in re.finditer(rb"[/<>\[\]]|\d 0 R|obj", content)]
+    random = Random(0)
+    refused = 0
+    for _ in range(60):
+        damaged = bytearray(content)
+        for place in random.choices(spots, k=random.choice((1, 3, 10))):
+            damaged[place : place + random.choice((0, 1, 5))] = random.choice(
+                (b"", b"\xff", b"<<", b"9 0 R", b"/Kids ")
+            )
+        (tmp_path / "damaged.pdf").write_bytes(damaged)
+        try:
+            assert read_sheet(tmp_path / "damaged.pdf", kit).answers == {1: Answer("yes")}
+        except UserError:
+            refused += 1
+    assert 0 < refused < 60
+
+
+def test_without_the_libraries_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "reportlab", None)
+    with pytest.raises(UserError, match=r"pip install 'npeff\[evalkit\]'"):
+        make(MakeConfig("absent", str(tmp_path / "kit")))
 
 
 def test_hostile_texts_make_a_form_all_the_same(tmp_path: Path) -> None:

@@ -158,4 +158,4 @@ def _text(value: Any, path: Path, place: str) -> str:
 
 def _who(given: str, path: Path) -> str:
     """The annotator's name; without one, the file's."""
-    return " ".join(given.split())[: LONGEST["who"]] or path.stem
+    return (" ".join(given.split()) or path.stem)[: LONGEST["who"]]

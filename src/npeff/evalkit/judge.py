@@ -157,7 +157,7 @@ class _Journal:
         if not path.is_file():
             return None
         values = read_json(path)
-        fits = isinstance(values, dict) and values.get("asked") == self._hash(messages)
+        fits = isinstance(values, dict) and values.get("asked") == self._hash(messages) and "reply" in values
         return str(values["reply"]) if fits else None
 
     def write(self, number: int, messages: list[dict[str, str]], reply: str, tokens: dict[str, int]) -> None:

@@ -113,8 +113,8 @@ def read_kit(path: str | Path) -> Kit:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} is damaged ({type(error).__name__}: {error}). Make the kit again.") from error
-    if kit.id != values["kit"]:
-        raise UserError(f"{file} was changed: its content is not that of kit {values['kit']}. Make the kit again.")
+    if kit.id != values.get("kit"):
+        raise UserError(f"{file} was changed: its content is not what the forms show. Make the kit again.")
     return kit
 
 

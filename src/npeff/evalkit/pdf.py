@@ -260,15 +260,14 @@ def read_form(path: Path, kit: str) -> tuple[str, list[tuple[int, str, str]]]:
     """The annotator's name and (group, yes/maybe/no or nothing, words) from a filled form of the kit with this id."""
     check_library()
     import pypdf
-    from pypdf.errors import PyPdfError
 
     try:
         fields = pypdf.PdfReader(path).get_fields() or {}
-    except (PyPdfError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        values = {name: _value(field.get("/V")) for name, field in fields.items()}
+    except Exception as error:  # of a damaged file pypdf lets exceptions of every kind through
         raise UserError(f"Cannot read {path} as a PDF: {error}.") from error
     if not fields:
         raise UserError(f"{path} has no form fields. Save the filled form itself; a print of it has lost them.")
-    values = {name: _value(field.get("/V")) for name, field in fields.items()}
     pattern = re.compile(re.escape(kit) + r"_g(\d+)_theme")
     numbers = [int(match[1]) for name in values if (match := pattern.fullmatch(name))]
     if not numbers:
