@@ -82,9 +82,10 @@ def _print(found: Estimate, prepared: Prepared, prompts: list[list[int]]) -> Non
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     enough = "" if free > found.disk else "  NOT ENOUGH"
+    ranks = "1 rank" if world_size() == 1 else f"{world_size()} ranks"
     print(
         f"{len(prompts)} examples of {sum(map(len, prompts)) / len(prompts):.0f} tokens on average\n"
-        f"time    {duration(found.seconds)} ({found.seconds_per_example:.3g} s an example on {world_size()} {'rank' if world_size() == 1 else 'ranks'})\n"
+        f"time    {duration(found.seconds)} ({found.seconds_per_example:.3g} s an example on {ranks})\n"
         f"disk    {amount(found.disk)} of {amount(free)} free{enough}\n"
         f"memory  {amount(found.memory)} at the peak, however many examples"
     )
