@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -122,7 +123,10 @@ def config(kit: Path, told: Told, **options: Any) -> JudgeConfig:
     return JudgeConfig(str(kit), told.url, "org/a model", **{"wait": 0.0, **options})
 
 
-def test_every_group_is_asked_the_same_way_and_scored(kit: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_group_is_asked_the_same_way_and_scored(
+    kit: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.open(shutil.copytree(run.path, tmp_path / "run"))  # other tests use the same one
     replies = ["yes: numbers", "No.", "**Maybe**: about <films>", "I cannot tell."]
     with serving(*map(say, replies)) as told:
         path = judge(config(kit, told, save_labels=str(run.path)))

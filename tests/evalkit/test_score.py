@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ def test_the_papers_table_in_small(made: Path, tmp_path: Path, capsys: pytest.Ca
     lines = [["group", "theme", "description"], *([n, a.theme.upper(), a.words] for n, a in other.items())]
     with (tmp_path / "bob.csv").open("w", newline="") as handle:
         csv.writer(handle).writerows(lines)
-    directory = score(ScoreConfig(str(made), (str(tmp_path / "ada.json"), str(tmp_path / "bob.csv"))))
+    copied = shutil.copytree(made, tmp_path / "kit")
+    directory = score(ScoreConfig(str(copied), (str(tmp_path / "ada.json"), str(tmp_path / "bob.csv"))))
     said = capsys.readouterr().out
     assert "| Ada | npeff | 100% (5 of 5) | 57% to 100% | 0% (0 of 10) | 0% to 28% | 0 |" in said
     assert "| bob | npeff | 80% (4 of 5) |" in said
@@ -113,7 +115,8 @@ def test_the_papers_table_in_small(made: Path, tmp_path: Path, capsys: pytest.Ca
     assert "a theme" in (directory / "scores.md").read_text()
 
 
-def test_themes_become_labels_once(made: Path, run: Run) -> None:
+def test_themes_become_labels_once(made: Path, run: Run, tmp_path: Path) -> None:
+    run = Run.open(shutil.copytree(run.path, tmp_path / "run"))  # other tests use the same one
     kit = read_kit(made)
     key = read_key(made, kit)
     tops = [entry for entry in key.groups if entry.decomposition == "npeff"]
