@@ -78,7 +78,7 @@ function componentTable(d, table, themes) {
   const most = (counts) => counts.map(([name, n]) => `${name} ${n}`).join(", ");
   const haystack = Array.from({ length: count }, (_, j) => `${j} ${theme[j]} ${themes.has(j) ? themes.get(j).note : ""} ${most(table.labels[j])} ${most(table.predictions[j])} ${table.first[j]}`.toLowerCase());
   const heads = [
-    ["number", "component", "number"], ...(themed ? [["theme", "theme", ""]] : []), ["tuned", "tuned", ""], ["energy", "energy", "number"], ["density", "density", "number"],
+    ["number", "component", "number"], ...(themed ? [["theme", "theme", ""]] : []), ["tuned", "tuned", ""], ["energy", "energy", "number"], ["density", "density", "number optional"],
     ...(labelled ? [["label_purity", "label purity", "number optional"]] : []), ["prediction_purity", "prediction purity", "number optional"],
     ...(table.kl_ratio ? [["kl_ratio", "KL ratio", "number"]] : []), ...(table.stability ? [["stability", "stability", "number optional"]] : []),
     ["first", "first example", "wide"],
@@ -120,7 +120,7 @@ function componentTable(d, table, themes) {
       themed ? el("td", { class: "theme-cell" }, themeChip(themes.get(j))) : null,
       el("td", {}, badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] })),
       el("td", { class: "number" }, bar(table.energy[j] / largest), ` ${percent(table.energy[j], 2)}`),
-      el("td", { class: "number" }, percent(table.density[j])),
+      el("td", { class: "number optional" }, percent(table.density[j])),
       labelled ? el("td", { class: "number optional", title: most(table.labels[j]) }, percent(table.label_purity[j], 0)) : null,
       el("td", { class: "number optional", title: most(table.predictions[j]) }, percent(table.prediction_purity[j], 0)),
       table.kl_ratio ? el("td", { class: "number", title: "largest of its perturbations" }, times(table.kl_ratio[j])) : null,

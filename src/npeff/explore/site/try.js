@@ -106,17 +106,22 @@ async function tryTexts(d, asked, say) {
 
 // --- what was found -------------------------------------------------------------------------------------------------
 
+// A table with a column for each text, none of them too narrow for a bar and its number.
+function sides(id, first, heads, rows) {
+  const table = el("table", { id, class: "sides" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, first), heads)), el("tbody", {}, rows));
+  table.style.minWidth = `${9 + 10.5 * heads.length}rem`;
+  return el("div", { class: "scroll" }, table);
+}
+
 function tried(result, table, themes) {
   const heads = result.asked.map(({ text }, n) => el("th", { scope: "col" }, el("b", { class: "letter" }, letter(n)), " ",
     el("span", { class: "variant-text", dir: "auto", title: visible(text) }, visible(text.length > 60 ? `${text.slice(0, 59)}…` : text))));
   return [
     result.set_aside.some(Boolean) ? el("p", { class: "problem" }, `For ${result.set_aside.map((aside, n) => (aside ? letter(n) : "")).filter(Boolean).join(", ")} a value was not finite; there is nothing to show.`) : null,
     el("h2", {}, "What the model answers"),
-    el("div", { class: "scroll" }, el("table", { id: "tried-answers", class: "sides" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "answer"), heads.map((head) => head.cloneNode(true)))),
-      el("tbody", {}, result.answers.map((answer, a) => el("tr", {},
-        el("th", { scope: "row", dir: "auto" }, el("span", { class: "chip" }, visible(answer))),
-        result.probabilities.map((row) => answerCell(row, a))))))),
+    sides("tried-answers", "answer", heads.map((head) => head.cloneNode(true)), result.answers.map((answer, a) => el("tr", {},
+      el("th", { scope: "row", dir: "auto" }, el("span", { class: "chip" }, visible(answer))),
+      result.probabilities.map((row) => answerCell(row, a))))),
     el("h2", {}, "Which components it uses"),
     el("p", { class: "quiet small" }, result.asked.length > 1 ? "Coefficients, and how much of the text a component explains; ▲ and ▼ mark clear differences from A." : "Coefficients, and how much of the text a component explains."),
     componentSides(result, table, themes, heads),
@@ -126,7 +131,7 @@ function tried(result, table, themes) {
 function answerCell(row, a) {
   const known = row.filter((value) => value !== null);
   if (row[a] === null) return el("td", { class: "quiet" }, `below ${percent(Math.min(...known))}`);
-  return el("td", { class: row[a] === Math.max(...known) ? "best" : "" }, bar(row[a]), ` ${percent(row[a])}`);
+  return el("td", { class: row[a] === Math.max(...known) ? "likeliest" : "" }, bar(row[a]), ` ${percent(row[a])}`);
 }
 
 function componentSides(result, table, themes, heads) {
@@ -139,13 +144,12 @@ function componentSides(result, table, themes, heads) {
       notable ? el("span", { class: "change" }, ` ${change > 0 ? "▲" : "▼"} ${decimals(Math.abs(change))}`) : null,
       value !== 0 && result.shares ? el("div", { class: "quiet small" }, `explains ${percent(result.shares[n][k])}`) : null);
   };
-  return el("div", { class: "scroll" }, el("table", { id: "tried-components", class: "sides" },
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "component"), heads)),
-    el("tbody", {},
-      result.components.map((j, k) => el("tr", {},
-        el("th", { scope: "row" }, el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)),
-          badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] }),
-          el("span", { class: "quiet small one-line", dir: "auto" }, visible(table.first[j]))),
-        result.asked.map((_, n) => cell(n, k)))),
-      el("tr", {}, el("th", { scope: "row" }, "left over"), result.residual.map((left) => el("td", {}, bar(left), ` ${percent(left)}`))))));
+  const tuned = (j) => (table.prediction[j] || table.label[j] ? badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] }) : null);
+  return sides("tried-components", "component", heads, [
+    result.components.map((j, k) => el("tr", {},
+      el("th", { scope: "row" }, el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)), tuned(j),
+        el("span", { class: "quiet small one-line", dir: "auto" }, visible(table.first[j]))),
+      result.asked.map((_, n) => cell(n, k)))),
+    el("tr", {}, el("th", { scope: "row" }, "left over"), result.residual.map((left) => el("td", {}, bar(left), ` ${percent(left)}`))),
+  ]);
 }
