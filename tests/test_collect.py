@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -261,25 +258,6 @@ def test_a_lost_table_of_an_unfinished_run_is_written_again(config, tmp_path, mo
     monkeypatch.undo()
     Path(config.run, "examples.parquet").write_bytes(b"nonsense")
     assert collect(config).table.equals(whole.table)
-
-
-def test_kill_at_any_moment(config, tmp_path):
-    whole = collect(with_run(config, tmp_path / "whole"))
-    command = [sys.executable, "-m", "npeff.cli", *arguments(config)]
-    seed = int(time.time())
-    print(f"seed {seed}")
-    moments = np.random.default_rng(seed).uniform(0.5, 6, 4)
-    for moment in moments:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(moment)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    assert main(arguments(config)) == 0
-    assert shard_hashes(config.run) == shard_hashes(whole.path)
-    assert Run.open(config.run).table.equals(whole.table)
-    assert not list(Path(config.run).rglob("*.partial"))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

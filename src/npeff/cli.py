@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 import os
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npeff.configs import check_numbers
-from npeff.errors import UserError
+from npeff.errors import UserError, out_of_memory
 
 # command → (module, config class, function, what it does); a module is imported only when its command runs
 COMMANDS = {
@@ -50,8 +49,6 @@ COMMANDS = {
 }
 
 INTERRUPTED = 130
-# how torch and the system say that memory is used up, other than by an exception of its own
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "annot allocate memory", "bad_alloc", "start new thread")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,12 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _surroundings(error: Exception) -> str | None:
     """What to say about an error that comes from the machine: its memory, its disk, or the name of a file."""
     text = str(error)
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or (isinstance(error, RuntimeError) and any(sign in text for sign in _NO_MEMORY))
-    ):
+    if out_of_memory(error):
         return (
             "there is not enough memory. Free some, or lower --batch-tokens and --shard-examples (collect), "
             "--chunk and --memory-gb (decompose, perturb). Run the command again; it continues."

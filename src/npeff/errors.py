@@ -1,6 +1,8 @@
-"""The one exception a user's mistake raises."""
+"""The one exception a user's mistake raises, and how to tell what nobody can help."""
 
 from __future__ import annotations
+
+import errno
 
 
 class UserError(Exception):
@@ -8,3 +10,17 @@ class UserError(Exception):
 
     The command line prints the message without a traceback and exits with code 2.
     """
+
+
+# how torch, Arrow, safetensors and the system say that memory is used up, other than by an exception of its own
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "annot allocate memory", "bad_alloc", "start new thread")
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error means that there is not enough memory; then no file is to blame."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, Exception) and any(sign in str(error) for sign in _NO_MEMORY))
+    )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from npeff.errors import UserError
+from npeff.errors import UserError, out_of_memory
 
 PARTIAL = ".partial"
 SEAL = "seal"
@@ -54,6 +54,8 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if out_of_memory(error):
+            raise
         raise UserError(_disk_message(path, error)) from error
     except Exception as error:
         # safetensors reports a full disk as its own exception, with the number only in the text

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from npeff.errors import UserError
+from npeff.errors import UserError, out_of_memory
 from npeff.files import PARTIAL
 
 EMBEDDED = "smollm2-135m"
@@ -146,7 +146,7 @@ class _load_errors:  # noqa: N801 - reads as a block
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None or not isinstance(error, Exception) or isinstance(error, UserError):
             return
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        if out_of_memory(error):
             raise UserError(f"Model {self.model!r} does not fit in memory. Try --dtype bfloat16.") from error
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(

@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from npeff.errors import UserError
+from npeff.errors import UserError, out_of_memory
 from npeff.files import parse_json, read_json, remove_partials, sha256, whole_file, without_seal, write_json
 
 FORMAT = 1
@@ -145,6 +145,8 @@ class Run:
         try:
             table = pq.read_table(path)
         except (OSError, ValueError, pa.ArrowException) as error:
+            if out_of_memory(error):
+                raise
             raise UserError(f"Cannot read {path}: {error}. `npeff verify {self.path}` mends it.") from error
         wrong = _wrong_columns(table, self.manifest)
         if wrong:
@@ -396,7 +398,7 @@ class _shard_errors:  # noqa: N801 - reads as a block
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SafetensorError | OSError):
+        if isinstance(error, SafetensorError | OSError) and not out_of_memory(error):
             raise UserError(f"Cannot read {self.path}: {error}. `npeff verify` mends damaged shards.") from error
 
 

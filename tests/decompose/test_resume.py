@@ -1,10 +1,3 @@
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -100,36 +93,3 @@ def test_source_is_not_changed():
     for config in CONFIGS.values():
         create(FitConfig(method=config.method, components=3, max_passes=2, sae=config.sae)).fit(ArrayRows(rows))
     assert torch.equal(rows, before)
-
-
-WORKER = """
-import sys
-from pathlib import Path
-import torch
-from npeff.decompose import FitConfig, create
-from npeff.decompose.checkpoint import Checkpoint
-from tests.decompose.reference import planted
-
-torch.set_num_threads(1)
-config = FitConfig(components=6, checkpoint_passes=5, max_passes=100_000, tolerance=0, chunk=50)
-create(config, Checkpoint(Path(sys.argv[1]), "key")).fit(planted(0)[1])
-"""
-
-
-def test_a_process_killed_by_the_system_is_resumed_with_the_same_bits(tmp_path):
-    _, source = planted(0)
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(tmp_path / "killed")], cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    while not (tmp_path / "killed" / "state.json").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    checkpoint = Checkpoint(tmp_path / "killed", "key")
-    passes = checkpoint.load()[2]["number"] + 7
-    config = FitConfig(components=6, checkpoint_passes=5, max_passes=passes, tolerance=0, chunk=50)
-    resumed, whole = create(config, checkpoint).fit(source), create(config).fit(source)
-    assert torch.equal(resumed.components, whole.components)
-    assert torch.equal(resumed.coefficients, whole.coefficients)

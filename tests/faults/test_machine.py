@@ -22,6 +22,8 @@ from tests.faults.conftest import DECOMPOSING, copy
 from tests.faults.fuzzing import run_command
 from tests.faults.killing import QUIET, ROOT, Forkserver
 
+PERTURBING = ["--components", "0", "--top", "4", "--random", "8", "--direction", "plain", "--device", "cpu"]
+
 # --- disks ------------------------------------------------------------------------------------------------------------
 
 
@@ -47,7 +49,7 @@ def listing(server: Forkserver, folder: Path, out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("kilobytes", [8, 40, 72, 96])
+@pytest.mark.parametrize("kilobytes", [40, 96, 8, 72][: cases(2, 4)])
 def test_a_full_disk_ends_a_collection_clearly_and_with_space_it_goes_on(
     disk: tuple[Forkserver, Path], collecting: list[str], kilobytes: int, tmp_path: Path
 ) -> None:
@@ -70,7 +72,7 @@ def test_a_full_disk_ends_a_collection_clearly_and_with_space_it_goes_on(
     assert listing(server, run, tmp_path / "found") == expected
 
 
-@pytest.mark.parametrize("kilobytes", [4, 24])
+@pytest.mark.parametrize("kilobytes", [4, 24][: cases(1, 2)])
 def test_a_full_disk_ends_other_commands_clearly(
     disk: tuple[Forkserver, Path], decomposed: Path, kilobytes: int, tmp_path: Path
 ) -> None:
@@ -80,7 +82,7 @@ def test_a_full_disk_ends_other_commands_clearly(
         ["decompose", str(run), "--name", "new", *DECOMPOSING],
         ["analyse", str(run)],
         ["export", str(run), str(mounted / "site")],
-        ["perturb", str(run), "--decomposition", "npeff", "--components", "0", "--top", "4", "--direction", "plain"],
+        ["perturb", str(run), "--decomposition", "npeff", *PERTURBING],
         ["push", str(run), str(mounted / "shared")],
     ]
     for command in commands:
@@ -113,7 +115,7 @@ def test_a_disk_that_cannot_be_written_to(
         ["decompose", str(run), "--name", "new", *DECOMPOSING],
         ["analyse", str(run)],
         ["export", str(run), str(mounted / "site")],
-        ["perturb", str(run), "--components", "0", "--top", "4"],
+        ["perturb", str(run), *PERTURBING],
         ["push", str(run), str(mounted / "shared")],
         ["labels", str(run), "--csv", str(mounted / "labels.csv")],
     ):
@@ -141,12 +143,16 @@ def test_little_memory_ends_clearly_and_with_more_it_goes_on(
         copy(collected, run)
         arguments = ["decompose", str(run), "--name", "new", *DECOMPOSING, "--components", "40"]
     codes = []
-    for megabytes in (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 2000):
+    steps = (0, 2, 16, 64, 256, 2000) if cases(1, 2) == 1 else (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2000)
+    for megabytes in steps:
         ended = server.run(arguments, memory_mb=megabytes)
         codes.append(ended.code)
         assert ended.code in (0, 2), (megabytes, ended.code, ended.said[-3000:])
         if ended.code == 2:
-            assert "not enough memory" in ended.said, (megabytes, ended.said[-3000:])
+            assert "not enough memory" in ended.said or "does not fit in memory" in ended.said, (
+                megabytes,
+                ended.said[-3000:],
+            )
             assert "Traceback" not in ended.said
     print(codes)
     assert codes[0] == 2
@@ -223,13 +229,12 @@ def test_odd_settings_of_the_terminal_change_nothing(decomposed: Path, tmp_path:
     """A process of its own, since many are read once: at the start."""
     run = copy(decomposed, tmp_path / "run")
     odd = {
-        "MPLBACKEND": "nonsense",
+        "MPLBACKEND": "module://nowhere",
         "COLUMNS": "many",
         "LINES": "-3",
         "TERM": "nonsense",
         "PYTHONIOENCODING": "ascii",
         "LANG": "xx_YY",
-        "TQDM_MININTERVAL": "often",
         "OMP_NUM_THREADS": "many",
         "XDG_CACHE_HOME": "",
         "NPEFF_CACHE": "/dev/null/cache",
