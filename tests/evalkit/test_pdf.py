@@ -191,7 +191,7 @@ def test_hostile_texts_make_a_form_all_the_same(tmp_path: Path) -> None:
     assert "<script>window.ran = 1</script>" in shown
     assert "<b>bold</b> & <br/> <para>" in shown.replace("\n", " ")
     assert f"{MISSING} text" in shown
-    assert "the page form.html shows them" in shown.replace("\n", " ")
+    assert "the HTML page of this form shows them" in shown.replace("\n", " ")
     assert shown.count("Group ") == len(texts)
 
 

@@ -166,7 +166,7 @@ def _texts(texts: tuple[str, ...], font: Font, styles: dict[str, Any]) -> Iterat
 
     yield from (Paragraph(_markup(text, font), styles["text"], bulletText="\u2022") for text in texts)
     if any(MISSING in drawable(text, font.covered) for text in texts):
-        said = f"{MISSING} stands for characters that cannot be shown here; the page form.html shows them."
+        said = f"{MISSING} stands for characters that cannot be shown here; the HTML page of this form shows them."
         yield Paragraph(_markup(said, font), styles["quiet"])
 
 
