@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from npeff.cli import COMMANDS, main, parse
 from npeff.collect import CollectConfig
-from npeff.configs import from_dict, to_dict
+from npeff.configs import LARGEST, from_dict, to_dict
 from npeff.errors import UserError
 
 
@@ -29,7 +29,10 @@ class Outer:
     flag: bool = False
 
 
-@given(st.integers(), st.sampled_from("ab"), st.none() | st.integers(), st.floats(allow_nan=False), st.booleans())
+whole_numbers = st.integers(1 - LARGEST, LARGEST - 1)
+
+
+@given(whole_numbers, st.sampled_from("ab"), st.none() | whole_numbers, st.floats(allow_nan=False), st.booleans())
 def test_round_trip_through_json(count, kind, limit, rate, flag):
     config = Outer(count, kind, limit, Inner(rate, ("x", "y")), flag)
     assert from_dict(Outer, json.loads(json.dumps(to_dict(config)))) == config
