@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from npeff.collect import prepare_run
 from npeff.models import select_parameters
 from npeff.perturb.divergence import Divergence, find_magnitude
+from npeff.perturb.lift import read_prompts
 from npeff.perturb.weights import EditedWeights
 from tests import tiny
 
@@ -38,6 +40,36 @@ def test_divergence_is_that_of_a_loop_over_examples(prepared, prompts):
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-9)
     assert predictions.tolist() == [int(q.argmax()) for q in after]
     assert divergence.predictions.tolist() == [int(p.argmax()) for p in before]
+
+
+@pytest.mark.parametrize("kind", ["two answers", "ten answers, Conv1D"])
+def test_second_order_is_the_quadratic_form_of_the_fisher(run, many_answers, kind):
+    """½ vᵀFv with F = Σ_y p_y ∇log p_y ∇log p_yᵀ from plain autograd, one example at a time."""
+    run = run if kind == "two answers" else many_answers
+    prepared = prepare_run(run, "cpu")
+    prompts = read_prompts(run, prepared)
+    vector = random_vector(prepared)
+    examples = [3, 17, 0, 25]
+    found = Divergence(prepared, prompts, examples).second_order(vector)
+    changes = {
+        name: (getattr(module.module, name.rsplit(".", 1)[1]), change)
+        for module in prepared.selection.modules
+        for name, change in module.unpack(vector[module.name]).items()
+    }
+    parameters = [parameter.requires_grad_(True) for parameter, _ in changes.values()]
+    expected = []
+    for i in examples:
+        log_p = prepared.collector.answer_model.logits([prompts[i]])[0][0].log_softmax(0)
+        form = 0.0
+        for value in log_p:
+            gradients = torch.autograd.grad(value, parameters, retain_graph=True)
+            pairs = zip(gradients, changes.values(), strict=True)
+            slope = sum(float((gradient.double() * change.double()).sum()) for gradient, (_, change) in pairs)
+            form += 0.5 * float(value.detach().exp()) * slope**2
+        expected.append(form)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    hooks = [module.module._forward_hooks for module in prepared.selection.modules]
+    assert not any(hooks), "nothing is left behind"
 
 
 def test_unchanged_weights_diverge_by_exactly_zero(prepared, prompts):

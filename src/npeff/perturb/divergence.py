@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from npeff.collect import Prepared
+from npeff.perturb.lift import Parameters
+from npeff.perturb.tangent import moving
 
 TOLERANCE = 0.02
 """Share by which the KL that `find_magnitude` reaches may differ from the one asked for."""
@@ -25,6 +27,7 @@ class Divergence:
     def __init__(self, prepared: Prepared, prompts: Sequence[Sequence[int]], examples: Sequence[int]) -> None:
         self.examples = list(examples)
         self._model = prepared.collector.answer_model
+        self._modules = prepared.selection.modules
         self._prompts = [prompts[i] for i in self.examples]
         self._batches = list(prepared.collector.batches(self._prompts, prepared.config.batch_tokens))
         self._before = self._log_probabilities()
@@ -37,6 +40,17 @@ class Divergence:
         for batch, old, new in zip(self._batches, self._before, after, strict=True):
             found[batch] = (old.exp() * (old - new)).sum(1).clamp_min(0).numpy()
         return found, self._predictions(after)
+
+    def second_order(self, vector: Parameters) -> np.ndarray:
+        """KL per squared magnitude [n] of an infinitesimal change along `vector`: half the variance of Jv under p."""
+        found = np.empty(len(self.examples))
+        for batch, before in zip(self._batches, self._before, strict=True):
+            with moving(self._modules, vector) as derivative:
+                dz = derivative(self._model.logits([self._prompts[i] for i in batch])[0]).double().cpu()
+            p = before.exp()
+            mean = (p * dz).sum(1, keepdim=True)
+            found[batch] = 0.5 * (p * (dz - mean).square()).sum(1).numpy()
+        return found
 
     def _log_probabilities(self) -> list[torch.Tensor]:
         """log p of all answers, float64 [B, r] for every batch; a small divergence would drown in float32."""

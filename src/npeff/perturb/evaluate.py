@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from npeff.collect import Prepared
 from npeff.perturb.divergence import Divergence, find_magnitude
 from npeff.perturb.lift import Parameters
 from npeff.perturb.plan import Plan, Tops
-from npeff.perturb.selective import read_fishers
 from npeff.perturb.weights import EditedWeights
 from npeff.store import Run
 
@@ -91,16 +89,14 @@ class Evaluator:
                 )
         return points
 
-    def predict(self, tops: Tops, sketched: torch.Tensor) -> tuple[float, float] | None:
-        """Second-order KL of top and of random examples for a change of length 1, from the sketch [p] of the unit
-        vector; None for a run without Fishers."""
-        if "fisher" not in self.run.manifest["identity"]["collected"]:
-            return None
-        top, random = (
-            float(read_fishers(self.run, examples).effects(sketched[None]).mean())
-            for examples in (tops.top, self.plan.random)
-        )
-        return top, random
+    def predict(self, tops: Tops, vector: Parameters) -> tuple[float, float]:
+        """Second-order KL of top and of random examples for a change of length 1 along a unit vector.
+
+        From exact derivatives: the sketch of a whitened vector underrates what it does to examples that it was not
+        whitened against.
+        """
+        top = Divergence(self.prepared, self.prompts, tops.top.tolist())
+        return float(top.second_order(vector).mean()), float(self._random.second_order(vector).mean())
 
     def _groups(self, tops: Tops) -> dict[str, Divergence]:
         groups = {"top": Divergence(self.prepared, self.prompts, tops.top.tolist()), "random": self._random}

@@ -266,9 +266,9 @@ class _Session:
         fidelity = float(torch.nn.functional.cosine_similarity(sketched, target, dim=0))
         outcomes, best = [], None
         for tops in self.plan.tops[number]:
-            effects = self.evaluator.predict(tops, sketched)
-            start = (self.config.target_kl / effects[0]) ** 0.5 if effects and effects[0] > 0 else 1.0
-            predicted = ratio(*effects) if effects else None
+            effects = self.evaluator.predict(tops, vector)
+            start = (self.config.target_kl / effects[0]) ** 0.5 if effects[0] > 0 else 1.0
+            predicted = ratio(*effects)
             for outcome in self.evaluator.evaluate(tops, vector, self.config.magnitude, self.config.target_kl, start):
                 values = dataclasses.asdict(outcome) | {"predicted_ratio": predicted}
                 values["top"] = tops.top.tolist()
