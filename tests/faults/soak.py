@@ -31,7 +31,7 @@ from tests.explore.serving import NAME, collect_tiny, post, send, try_texts
 
 READERS = 3
 WARM_UP = 0.2
-"""Share of the time after which the server has all that it needs: the model, its threads, its caches."""
+"""Share of the time after which the server has all that it needs: its threads, its caches."""
 MORE_MEMORY = 32e6
 """Bytes by which the server may grow after that."""
 MORE_FILES = 20
@@ -169,6 +169,7 @@ def soak(minutes: float, folder: Path) -> int:
         assert process.stdout is not None
         address = next(line for line in process.stdout if line.startswith("Serving")).split(" at ")[1].split()[0]
         server, load = psutil.Process(process.pid), Load(int(address.rstrip("/").rsplit(":", 1)[1]), 5)
+        try_texts(load.port, ["good"])  # loads the model: what it takes is no leak
         load.start()
         stop, fits = threading.Event(), list[int]()
         fitting = threading.Thread(target=decompose_again_and_again, args=(run.path, stop, fits))
