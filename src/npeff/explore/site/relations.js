@@ -41,7 +41,7 @@ function perturbationBody(found) {
   const signed = (outcome) => (outcome.sign > 0 ? "+" : "−") + (orders ? ` ${outcome.order}` : "");
   const before = (pair) => (pair ? `${percent(pair[0], 0)} → ${percent(pair[1], 0)}` : "–");
   const lines = [
-    ["KL ratio", (one) => times(one.ratio)], ["predicted from the sketch", (one) => times(one.predicted_ratio)],
+    ["KL ratio", (one) => times(one.ratio)], ["predicted to second order", (one) => times(one.predicted_ratio)],
     ["KL of top examples", (one) => times(one.top_kl)], ["KL of the next in rank", (one) => times(one.related_kl)], ["KL of random examples", (one) => times(one.random_kl)],
     ["flipped of the top", (one) => `${one.flipped.top} of ${found.top}`], ["flipped of random ones", (one) => `${one.flipped.random} of ${found.random}`],
     ["accuracy on the top", (one) => before(one.accuracy.top)], ["accuracy on random ones", (one) => before(one.accuracy.random)],
