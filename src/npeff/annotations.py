@@ -22,7 +22,7 @@ import tyro
 
 from npeff.analyse.run import decomposition_folder, finished_decompositions
 from npeff.errors import UserError
-from npeff.files import disk_errors, read_json, whole_file, write_json
+from npeff.files import disk_errors, read_json, whole_file, with_seal, without_seal, write_json
 from npeff.locks import only_one
 from npeff.store import Run
 from npeff.tasks import is_text
@@ -92,7 +92,8 @@ class Annotations:
         }
         when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         annotation = Annotation(component, when=when, **texts)
-        line = json.dumps({**dataclasses.asdict(annotation), "decomposition": self._fingerprint}) + "\n"
+        values = with_seal({**dataclasses.asdict(annotation), "decomposition": self._fingerprint})
+        line = json.dumps(values) + "\n"
         with only_one(self.path.parent, wait=_PATIENCE):
             if not self.is_current():
                 raise UserError(f"Decomposition {self.name!r} was made anew meanwhile. Start again to see it.")
@@ -127,13 +128,13 @@ class Annotations:
         """The decomposition that a line is about, and what it says."""
         names = [field.name for field in dataclasses.fields(Annotation)]
         try:
-            values: dict[str, Any] = json.loads(line)
+            values: dict[str, Any] = without_seal(self.path, json.loads(line))
             annotation = Annotation(**{name: values[name] for name in names})
             if type(annotation.component) is not int or not all(
                 is_text(values[name]) for name in (*names, "decomposition") if name != "component"
             ):
                 raise ValueError("a value has the wrong type")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, UserError) as error:
             raise UserError(
                 f"{self.path}, line {number} is damaged ({error}). Correct or delete this line; the others are kept."
             ) from error

@@ -86,7 +86,7 @@ def write_json(path: Path, value: Any, sealed: bool = False) -> None:
     changed since. For what later commands build on.
     """
     if sealed:
-        value = {**value, SEAL: _seal(value)}
+        value = with_seal(value)
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -109,6 +109,11 @@ def parse_json(path: Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         raise UserError(f"Cannot read {path}: {error}.") from error
+
+
+def with_seal(value: dict[str, Any]) -> dict[str, Any]:
+    """`value` with a hash of all that is in it."""
+    return {**value, SEAL: _seal(value)}
 
 
 def without_seal(path: Path, value: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from npeff.annotations import Annotations
+from npeff.errors import UserError
 from npeff.files import read_object
 from npeff.store import Run
 from tests.faults import cases
@@ -165,6 +166,25 @@ def test_foreign_results_of_a_perturbation_are_written_anew(whole: Path, other: 
             assert run_command(["perturb", str(run), *PERTURBING])[0] == 0
             assert path.read_bytes() == original
         path.write_bytes(original)
+
+
+def test_a_flipped_bit_in_the_journal_is_named(whole: Path, tmp_path: Path) -> None:
+    """Unless it is in the last line break: a line without one is what a killed writer leaves, and does not count."""
+    random = seeded()
+    run = Run.open(copy(whole, tmp_path / "run"))
+    book = Annotations(run, "npeff")
+    original, labels = book.path.read_bytes(), book.current()
+    named = []
+    for _ in range(cases(200, 2000)):
+        content = bytearray(original)
+        content[random.randrange(len(content) - 1)] ^= 1 << random.randrange(8)
+        book.path.write_bytes(content)
+        try:
+            assert book.current() == labels
+        except UserError as error:
+            named.append(str(error))
+    assert named
+    assert all(str(book.path) in message for message in named)
 
 
 READERS = {

@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
                     del step["seconds"]
                 content = json.dumps(state).encode()
             elif path.suffix == ".jsonl" and path.parent.name == "annotations":
-                lines = [json.loads(line) | {"when": ""} for line in content.decode().splitlines()]
+                lines = [json.loads(line) | {"when": "", SEAL: ""} for line in content.decode().splitlines()]
                 content = json.dumps(lines).encode()
             found[str(path.relative_to(folder))] = content
     return found
