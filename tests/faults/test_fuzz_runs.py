@@ -218,7 +218,8 @@ def test_tables_that_do_not_fit_the_run_are_refused(run: Run, tmp_path: Path, co
     pq.write_table(table, path / "examples.parquet")
     manifest = read_object(path / "manifest.json")
     write_json(path / "manifest.json", manifest | {"examples_sha256": sha256(path / "examples.parquet")}, sealed=True)
-    for command, *options in (["analyse"], ["export", str(tmp_path / "site")], ["decompose", "--components", "2"]):
+    commands = [["analyse"], ["export", str(tmp_path / "site")], ["decompose", "--components", "2"]][: cases(1, 3)]
+    for command, *options in commands:
         run_command([command, str(path), *options])
     with only_user_errors():
         read_all(path)
