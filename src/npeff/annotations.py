@@ -109,7 +109,7 @@ class Annotations:
         config = read_json(self._config)
         try:
             return str(config["sha256"]), int(config["components"][0])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise UserError(f"{self._config} does not describe a decomposition.") from error
 
     def _read(self) -> list[Annotation]:
