@@ -109,7 +109,7 @@ def _perturb(path: Path, components: list[int], count: int) -> dict[int, float]:
         run=str(path),
         decomposition=NAME,
         components=tuple(components),
-        random=min(64, count // 4),
+        random=min(32, count // 4),
         carriers=min(0.3, CARRIERS / count),
         label=NAME,
         overwrite=True,
