@@ -14,7 +14,16 @@ from safetensors.torch import load_file, save_file
 
 from npeff import distributed
 from npeff.errors import UserError
-from npeff.files import disk_errors, read_json, remove_partials, sha256, whole_file, write_json
+from npeff.files import (
+    SEAL,
+    disk_errors,
+    parse_json,
+    remove_partials,
+    sha256,
+    whole_file,
+    without_seal,
+    write_json,
+)
 
 
 @dataclass
@@ -49,7 +58,10 @@ class Checkpoint:
         if not (self.directory / "state.json").exists():
             return None
         try:
-            state = read_json(self.directory / "state.json")
+            state = parse_json(self.directory / "state.json")
+            if SEAL not in state:
+                raise UserError(f"{self.directory / 'state.json'} has no seal.")
+            state = without_seal(self.directory / "state.json", state)
             if state["key"] != self.key:
                 return None
             parts = [self._read(state["number"], rank, digest) for rank, digest in enumerate(state["parts"])]
