@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from playwright.sync_api import Browser, sync_playwright
 
 from tests import tiny
+from tests.browser import find_chromium
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +31,13 @@ def review_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             record = {"text": f"{number} {' '.join(chosen)}", "label": ["negative", "positive"][number % 2]}
             file.write(json.dumps(record) + "\n")
     return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One for a module: while it is open no other event loop can run."""
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=find_chromium(), args=arguments)
+        yield browser
+        browser.close()

@@ -143,7 +143,9 @@ class Run:
         if self.manifest["complete"] and not self.examples_are_whole():
             raise UserError(f"{path} is missing or has changed. `npeff verify {self.path}` mends it.")
         try:
-            table = pq.read_table(path)
+            # without threads: pyarrow waits forever for one that could not be started for lack of memory
+            with pq.ParquetFile(path, pre_buffer=False) as file:
+                table = file.read(use_threads=False)
         except (OSError, ValueError, pa.ArrowException) as error:
             if out_of_memory(error):
                 raise

@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from npeff.evalkit import page as module
 from npeff.evalkit.answers import Answer, read_sheet
 from npeff.evalkit.kit import Group, Kit, Sample, read_kit
 from npeff.evalkit.score import ScoreConfig, score
-from tests.explore.test_browser import HOSTILE, find_chromium, watched
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=find_chromium(), args=arguments)
-        yield browser
-        browser.close()
+from tests.browser import HOSTILE, watched
 
 
 def show(page: Page, path: Path) -> None:

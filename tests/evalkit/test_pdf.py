@@ -20,7 +20,7 @@ from npeff.evalkit.answers import Answer, read_sheet, read_sheets
 from npeff.evalkit.kit import Group, Kit, Sample, read_kit
 from npeff.evalkit.make import MakeConfig, make
 from npeff.evalkit.pdf import MISSING, drawable, load_font, write_form
-from tests.explore.test_browser import HOSTILE
+from tests.browser import HOSTILE
 
 
 def fill(source: Path, target: Path, values: dict[str, str]) -> None:

@@ -7,32 +7,22 @@ import io
 import re
 import threading
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from npeff.analyse.run import load_decomposition
 from npeff.explore.export import ExportConfig, export
 from npeff.explore.server import make_server
 from npeff.store import Run
-from tests.explore.test_browser import find_chromium, show, watched
+from tests.browser import show, watched
 from tests.explore.test_export import data
 from tests.synthetic import add_decomposition, make_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=find_chromium(), args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +41,8 @@ def table(content: bytes) -> list[list[str]]:
     return list(csv.reader(io.StringIO(content.decode("utf-8"))))
 
 
-def test_perturbations_on_the_page_of_a_component(chromium: Browser, site: Path) -> None:
-    with watched(chromium) as page:
+def test_perturbations_on_the_page_of_a_component(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
         show(page, site, "#/d/npeff-4-0/c/1", "Component 1")
         first, second = data(site, "0/component/1")["perturbations"]
         ratios = [found["outcomes"][found["best"]]["ratio"] for found in (first, second)]
@@ -90,8 +80,8 @@ def test_perturbations_on_the_page_of_a_component(chromium: Browser, site: Path)
         expect(page.locator("#perturbed")).to_have_count(0)
 
 
-def test_relatives_of_a_component(chromium: Browser, site: Path) -> None:
-    with watched(chromium) as page:
+def test_relatives_of_a_component(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
         show(page, site, "#/d/npeff-4-0/c/2", "Component 2")
         (match,) = [e for e in data(site, "0/component/2")["relations"] if e["kind"] == "match" and e["other"] == 1]
         found = page.locator("#seeds li a")
@@ -108,8 +98,8 @@ def test_relatives_of_a_component(chromium: Browser, site: Path) -> None:
         expect(page.locator("main h1")).to_have_text("Compare")
 
 
-def test_compare_two_decompositions(chromium: Browser, site: Path) -> None:
-    with watched(chromium) as page:
+def test_compare_two_decompositions(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
         show(page, site, "", "4 components")
         page.get_by_role("link", name="compare", exact=True).click()
         expect(page.locator("main h1")).to_have_text("Compare")
@@ -135,11 +125,11 @@ def test_compare_two_decompositions(chromium: Browser, site: Path) -> None:
             show(page, site, route, "Not found")
 
 
-def test_the_split_tree(chromium: Browser, site: Path, perturbed: Run) -> None:
+def test_the_split_tree(browser: Browser, site: Path, perturbed: Run) -> None:
     coarse, fine = (load_decomposition(perturbed, name).coefficients for name in ("npeff-4-0", "npeff-8-0"))
     normal = [W / W.norm(dim=0) for W in (coarse, fine)]
     parents = (normal[0].T @ normal[1]).argmax(dim=0).tolist()
-    with watched(chromium) as page:
+    with watched(browser) as page:
         show(page, site, "#/tree/npeff-4-0", "Split tree")
         expect(page.locator("#tree a")).to_have_count(12)
         expect(page.locator("#tree .branch")).to_have_count(8)
@@ -156,13 +146,13 @@ def test_the_split_tree(chromium: Browser, site: Path, perturbed: Run) -> None:
 
 
 @pytest.mark.parametrize("served", [False, True])
-def test_figures_and_tables_can_be_kept(chromium: Browser, site: Path, served: bool) -> None:
+def test_figures_and_tables_can_be_kept(browser: Browser, site: Path, served: bool) -> None:
     server = make_server(site)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     base = f"http://127.0.0.1:{server.server_port}/" if served else f"{site.as_uri()}/index.html"
     try:
-        with watched(chromium, scheme="dark" if served else "light") as page:
+        with watched(browser, scheme="dark" if served else "light") as page:
             page.goto(f"{base}#/d/npeff-4-0/c/3")
             expect(page.locator("main h1")).to_have_text("Component 3")
             figure = ElementTree.fromstring(kept(page, page.locator("#where .save").get_by_text("SVG").first))
@@ -210,8 +200,8 @@ def test_figures_and_tables_can_be_kept(chromium: Browser, site: Path, served: b
         thread.join()
 
 
-def test_links_can_be_copied(chromium: Browser, site: Path) -> None:
-    with watched(chromium) as page:
+def test_links_can_be_copied(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
         for route, title in (
             ("#/d/npeff-4-0/c/3", "Component 3"),
             ("#/d/npeff-4-0/e/3", "Example 3"),
@@ -229,21 +219,21 @@ def test_links_can_be_copied(chromium: Browser, site: Path) -> None:
 @pytest.mark.parametrize(
     "route", ["#/d/npeff-4-0/c/1", "#/d/npeff-8-0/c/1", "#/compare/npeff-4-0/npeff-8-0", "#/tree/npeff-4-0", "#/"]
 )
-def test_narrow_screens(chromium: Browser, site: Path, route: str, scheme: str) -> None:
-    with watched(chromium, 400, scheme) as page:
+def test_narrow_screens(browser: Browser, site: Path, route: str, scheme: str) -> None:
+    with watched(browser, 400, scheme) as page:
         page.goto(f"{site.as_uri()}/index.html{route}")
         expect(page.locator("main h1")).to_be_visible()
         expect(page.locator("main .save").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
-def test_hostile_texts_in_relatives_and_files(chromium: Browser, tmp_path: Path) -> None:
+def test_hostile_texts_in_relatives_and_files(browser: Browser, tmp_path: Path) -> None:
     texts = [f"<img src=x onerror='window.ran=1'> \"quoted\", {i}\nline" for i in range(60)]
     run = make_run(tmp_path / "run", texts, task_labels=["<b>no</b>", '</script>,"yes"'])
     for name, components in (("a b#c?d%e<i>", 3), ("other", 5)):
         add_decomposition(run, "npeff", components, name=name)
     site = export(ExportConfig(str(run.path), str(tmp_path / "site"))).parent
-    with watched(chromium) as page:
+    with watched(browser) as page:
         show(page, site, "#/d/other/c/0", "Component 0")
         page.locator("#parents h3").get_by_role("link", name="compare").click()
         expect(page.locator("#matched tbody tr")).to_have_count(3)

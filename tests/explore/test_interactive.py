@@ -12,11 +12,9 @@ from playwright.sync_api import Browser, Page, expect
 from npeff.annotations import Annotations
 from npeff.explore.export import ExportConfig, export
 from npeff.store import Run
+from tests.browser import HOSTILE, show, watched
 from tests.explore.serving import NAME, collect_tiny, explored, serving
-from tests.explore.test_browser import HOSTILE, browser, show, watched
 from tests.synthetic import add_decomposition, make_run
-
-__all__ = ["browser"]  # a fixture
 
 
 @pytest.fixture

@@ -64,6 +64,10 @@ def watch_files(kill_before: int | None) -> list[int]:
     return seen
 
 
+LONGEST = 180
+"""Seconds after which a command counts as hanging: it is ended by SIGALRM, which no test takes for a good end."""
+
+
 def limit_memory(megabytes: int) -> None:
     """Let this process take so much address space beyond what it has."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -74,6 +78,7 @@ def limit_memory(megabytes: int) -> None:
 def child(order: dict[str, Any]) -> None:
     """Do what was ordered and end. Never returns."""
     code = 1
+    signal.alarm(LONGEST)
     try:
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
