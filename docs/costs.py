@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from npeff.estimate import amount, duration
 
-STEPS = 1.08
+STEPS = 1.02
 """Cost of a collection with one row ÷ a training step; performance.md."""
-DEMO_SECONDS, DEMO_TOKENS = 0.4, 19.3
+DEMO_SECONDS, DEMO_TOKENS = 0.15, 19.3
 """Time of one example of the demo on two cores, and its tokens on average."""
 
 EXAMPLES, TOKENS, DIM, SIDE = 1000, 50, 16384, 256

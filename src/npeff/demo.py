@@ -37,7 +37,7 @@ CARRIERS = 50
 """Examples that carry such a change, at most: lifting takes a backward pass for each."""
 WORDS = range(4, 16)
 """Snippets with so many words are short enough to be quick and long enough to say something."""
-_SECONDS = 0.4
+_SECONDS = 0.15
 """Per example, on two cores of a laptop; only to tell people roughly."""
 _PERTURB_MINUTES = 3
 """For the components that the model is changed along, however many examples there are."""
