@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,41 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """Yield a new directory beside `path`; on success it takes the place of what is there, on failure it goes."""
+    path = Path(path).absolute()
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
+    old = new.with_suffix(".old")
+    try:
+        with disk_errors(path):
+            _remove_abandoned(path)
+            new.mkdir(parents=True)
+            yield new
+            if path.exists():
+                path.rename(old)
+            try:
+                new.rename(path)
+            except OSError:
+                if old.exists():
+                    old.rename(path)
+                raise
+    finally:
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+_ABANDONED = 24 * 3600.0
+"""Seconds after which an unfinished directory is one whose writer was killed."""
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what killed writers of `path` left beside it; not what another process may be writing now."""
+    for leftover in (*path.parent.glob(f".{path.name}.*.new"), *path.parent.glob(f".{path.name}.*.old")):
+        if time.time() - leftover.stat().st_mtime > _ABANDONED:
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _umask() -> int:

@@ -177,7 +177,7 @@ def test_a_damaged_file_is_refused_and_a_second_pull_goes_on(shared, copied, tmp
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-NAMES = ["../escape.json", "/tmp/escape.json", "decompositions/../../escape.json", "decompositions//x.json"]
+NAMES = ["../escape.json", "/escape.json", "decompositions/../../escape.json", "decompositions//x.json"]
 NAMES += ["C:/escape.json", "decompositions\\x.json", ".ssh/config.json", "decompositions/.x/x.json", "site/index.html"]
 NAMES += [
     "decompositions/x/code.py",
@@ -223,7 +223,7 @@ def zipped(folder: Path, target: Path, extra: zipfile.ZipInfo | None = None) -> 
     return target
 
 
-@pytest.mark.parametrize("name", ["../escape.json", "/tmp/escape.json", "decompositions/x/run.py"])
+@pytest.mark.parametrize("name", ["../escape.json", "/escape.json", "decompositions/x/run.py"])
 def test_an_archive_cannot_write_elsewhere(copied, tmp_path, name):
     refused(zipped(copied, tmp_path / "a.zip", zipfile.ZipInfo(name)), tmp_path / "run", "does not list")
     edit_index(copied, lambda values: values["files"].update({name: {"size": 11, "sha256": "0" * 64}}))

@@ -16,14 +16,10 @@ it needs.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import hashlib
 import json
-import shutil
-import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -53,7 +49,7 @@ from npeff.decompose.config import METHODS
 from npeff.errors import UserError
 from npeff.explore import evidence, pages
 from npeff.explore.relations import Relations, brief
-from npeff.files import disk_errors, read_json, sha256, whole_file, write_json
+from npeff.files import read_json, sha256, whole_directory, whole_file, write_json
 from npeff.store import Run
 
 FORMAT = 2
@@ -63,8 +59,6 @@ ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
 """The files of the page itself: all that are in the folder."""
 BLOCK = 256
 """Examples per data file."""
-_ABANDONED = 24 * 3600.0
-"""Seconds after which an unfinished export is one that was killed."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +90,7 @@ def export_site(run: Run, out: Path) -> Path:
         _write_labels(out, run, names)
         print(f"The page in {out} is up to date.")
         return out / "index.html"
+    _check_place(out)
     with whole_directory(out) as folder:
         for asset in ASSETS:
             (folder / asset).write_bytes((_SITE / asset).read_bytes())
@@ -140,32 +135,10 @@ def _inputs(run: Run, names: list[str]) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a new directory beside `path`; on success it takes the place of an earlier export, on failure it goes."""
+def _check_place(path: Path) -> None:
+    """Refuse to replace anything but an earlier export."""
     if path.exists() and not (path.is_dir() and ((path / MARKER).is_file() or not any(path.iterdir()))):
         raise UserError(f"{path} holds something else than an exported page. Choose another directory.")
-    path = path.absolute()
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
-    old = temporary.with_suffix(".old")
-    try:
-        with disk_errors(path):
-            _remove_leftovers(path)
-            temporary.mkdir(parents=True)
-            yield temporary
-            if path.exists():
-                path.rename(old)
-            temporary.rename(path)
-    finally:
-        for leftover in (temporary, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what killed exports to `path` left beside it; not what another process may be writing now."""
-    for leftover in (*path.parent.glob(f".{path.name}.*.new"), *path.parent.glob(f".{path.name}.*.old")):
-        if time.time() - leftover.stat().st_mtime > _ABANDONED:
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _write(folder: Path, key: str, value: Any) -> None:

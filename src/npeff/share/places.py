@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import stat
-import uuid
 import warnings
 import zipfile
 import zlib
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from npeff.errors import UserError
-from npeff.files import disk_errors, whole_file
+from npeff.files import disk_errors, whole_directory, whole_file
 from npeff.share.contents import INDEX
 
 HUB = "hf://"
@@ -86,22 +85,12 @@ class Folder:
             shutil.copyfile(source, target, follow_symlinks=False)
 
     def put(self, files: Mapping[str, Path], texts: Mapping[str, bytes], message: str) -> str:
-        path = self.path.absolute()
-        new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-        old = new.with_suffix(".old")
-        try:
-            with disk_errors(path):
-                for name, source in files.items():
-                    (new / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(source, new / name)
-                for name, content in texts.items():
-                    (new / name).write_bytes(content)
-                if path.exists():
-                    path.rename(old)
-                new.rename(path)
-        finally:
-            for leftover in (new, old):
-                shutil.rmtree(leftover, ignore_errors=True)
+        with whole_directory(self.path) as new:
+            for name, source in files.items():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, new / name)
+            for name, content in texts.items():
+                (new / name).write_bytes(content)
         return str(self.path)
 
 
