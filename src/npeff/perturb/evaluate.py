@@ -89,14 +89,15 @@ class Evaluator:
                 )
         return points
 
-    def predict(self, tops: Tops, vector: Parameters) -> tuple[float, float]:
-        """Second-order KL of top and of random examples for a change of length 1 along a unit vector.
+    def predict(self, orders: Sequence[Tops], vector: Parameters) -> list[tuple[float, float]]:
+        """Second-order KL of top and of random examples for a change of length 1 along a unit vector, for each order.
 
         From exact derivatives: the sketch of a whitened vector underrates what it does to examples that it was not
         whitened against.
         """
-        top = Divergence(self.prepared, self.prompts, tops.top.tolist())
-        return float(top.second_order(vector).mean()), float(self._random.second_order(vector).mean())
+        random = float(self._random.second_order(vector).mean())
+        tops = [Divergence(self.prepared, self.prompts, tops.top.tolist()) for tops in orders]
+        return [(float(top.second_order(vector).mean()), random) for top in tops]
 
     def _groups(self, tops: Tops) -> dict[str, Divergence]:
         groups = {"top": Divergence(self.prepared, self.prompts, tops.top.tolist()), "random": self._random}

@@ -265,8 +265,8 @@ class _Session:
         target = self.directions.targets[self.plan.components.index(number)]
         fidelity = float(torch.nn.functional.cosine_similarity(sketched, target, dim=0))
         outcomes, best = [], None
-        for tops in self.plan.tops[number]:
-            effects = self.evaluator.predict(tops, vector)
+        orders = self.plan.tops[number]
+        for tops, effects in zip(orders, self.evaluator.predict(orders, vector), strict=True):
             start = (self.config.target_kl / effects[0]) ** 0.5 if effects[0] > 0 else 1.0
             predicted = ratio(*effects)
             for outcome in self.evaluator.evaluate(tops, vector, self.config.magnitude, self.config.target_kl, start):
