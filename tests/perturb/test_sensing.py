@@ -103,9 +103,12 @@ def test_scaled_sketch_has_norm_at_most_one():
     assert s.step == min(1 + 1.665 * (1 - 512 / 4008), 1.999)
 
 
-def test_a_sketch_that_is_too_small_is_refused():
-    with pytest.raises(UserError, match="cannot invert this run's sketch"):
+def test_a_sketch_that_is_too_small_is_refused(capsys):
+    with pytest.raises(UserError, match=r"cannot invert this run's sketch .* among 4,008 need 265 numbers"):
         check_sketch(scaled("sparse", 64))
+    assert "Trying the sketch" not in capsys.readouterr().err  # no trial is needed to know
+    with pytest.raises(UserError, match=r"cannot invert this run's sketch .* comes back with a cosine of 0\."):
+        check_sketch(scaled("kron", 224))
     assert check_sketch(scaled("sparse", 1024)) > 0.9
 
 

@@ -13,8 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from npeff.errors import UserError
 from npeff.perturb.lift import Parameters, norm, scale_to_unit
@@ -75,8 +78,13 @@ class Scaled:
 
     def __init__(self, sketch: Sketch, seed: int = 0) -> None:
         self.sketch = sketch
+        self.seed = seed
         self.size = sum(module.size for module in sketch.modules.values())
-        self.norm = largest_singular_value(sketch, seed) * MARGIN
+
+    @cached_property
+    def norm(self) -> float:
+        """The divisor, found when it is first needed: it takes passes over all parameters."""
+        return largest_singular_value(self.sketch, self.seed) * MARGIN
 
     @property
     def step(self) -> float:
@@ -112,8 +120,13 @@ def gram_product(sketch: Sketch, y: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def sense(scaled: Scaled, h: torch.Tensor, config: SensingConfig = SensingConfig()) -> Sensed:  # noqa: B008 - frozen
-    """A sparse u of unit length whose sketch is along h [p]. Memory: 8 · n."""
+def sense(
+    scaled: Scaled,
+    h: torch.Tensor,
+    config: SensingConfig = SensingConfig(),  # noqa: B008 - frozen
+    bar: tqdm[Any] | None = None,
+) -> Sensed:
+    """A sparse u of unit length whose sketch is along h [p]. `bar` counts iterations. Memory: 8 · n."""
     h = h.to(scaled.sketch.device, torch.float32)
     h = h / h.norm()
     modules = scaled.sketch.modules.values()
@@ -125,6 +138,8 @@ def sense(scaled: Scaled, h: torch.Tensor, config: SensingConfig = SensingConfig
         for _ in range(config.inner_iterations):
             state, change, step = _iterate(scaled, state, h, mu, step if config.long_steps else scaled.step)
             iterations += 1
+            if bar is not None:
+                bar.update()
             if change < config.inner_tolerance:
                 break
         if mu <= config.mu:
@@ -199,10 +214,12 @@ def _debias(scaled: Scaled, u: Parameters, h: torch.Tensor, steps: int) -> None:
             part.mul_(size / before).add_(gradient[name])
 
 
-def planted_cosine(scaled: Scaled, entries: int, config: SensingConfig, seed: int = 0) -> float:
+def planted_cosine(
+    scaled: Scaled, entries: int, config: SensingConfig, seed: int = 0, bar: tqdm[Any] | None = None
+) -> float:
     """Cosine between a planted vector of `entries` random signs and what is found of its sketch."""
     planted = plant(scaled.sketch, entries, seed)
-    found = sense(scaled, scaled.sketch.matvec(planted), config).vector
+    found = sense(scaled, scaled.sketch.matvec(planted), config, bar).vector
     return sum(float((planted[name] * part).sum()) for name, part in found.items()) / norm(planted)
 
 
@@ -218,15 +235,37 @@ def plant(sketch: Sketch, entries: int, seed: int = 0) -> Parameters:
     return {m.name: part.view(m.shape).to(sketch.device) for m, part in zip(modules, parts, strict=True)}
 
 
+def fewest_numbers(entries: int, size: int, dim: int) -> float:
+    """Numbers that even a Gaussian sketch needs, so that the smallest ‖u‖₁ is the planted vector.
+
+    Donoho and Tanner ("Counting faces of randomly projected polytopes when the projection radically lowers
+    dimension", 2009): 2k ln(n/p) for k entries among n, where k is far below p and p far below n.
+    """
+    return 2 * entries * math.log(max(1.0, size / dim))
+
+
 def check_sketch(scaled: Scaled) -> float:
-    """Refuse a sketch from which a planted sparse vector cannot be found again; returns the cosine otherwise."""
-    cosine = planted_cosine(scaled, PLANTED, THOROUGH)
-    if cosine < RECOVERED:
-        options = scaled.sketch.config
-        raise UserError(
-            f"Compressed sensing cannot invert this run's sketch ({options.sketch}, p = {options.dim}"
-            f"{f', {options.copies} copies' if options.sketch == 'kron' else ''}): a planted vector of {PLANTED} "
-            f"entries comes back with a cosine of {cosine:.2f}. What works: --sketch sparse, or kron with --copies 4, "
-            f"and a larger --dim, as 16384. Or use --way lift, which works with every sketch."
+    """Refuse a sketch from which a planted sparse vector cannot be found again; returns the cosine otherwise.
+
+    The trial takes a minute for 100 million parameters; a sketch too short for any method is refused before it.
+    """
+    needed = fewest_numbers(PLANTED, scaled.size, scaled.sketch.dim)
+    if scaled.sketch.dim < needed:
+        raise _not_invertible(
+            scaled, f"{PLANTED} entries among {scaled.size:,} need {math.ceil(needed):,} numbers even in theory"
         )
+    with tqdm(desc="Trying the sketch", unit="iteration") as bar:
+        cosine = planted_cosine(scaled, PLANTED, THOROUGH, bar=bar)
+    if cosine < RECOVERED:
+        raise _not_invertible(scaled, f"a planted vector of {PLANTED} entries comes back with a cosine of {cosine:.2f}")
     return cosine
+
+
+def _not_invertible(scaled: Scaled, why: str) -> UserError:
+    options = scaled.sketch.config
+    copies = f", {options.copies} {'copy' if options.copies == 1 else 'copies'}" if options.sketch == "kron" else ""
+    return UserError(
+        f"Compressed sensing cannot invert this run's sketch ({options.sketch}, p = {options.dim}{copies}): {why}. "
+        "What works: --sketch sparse, or kron with --copies 4, and a larger --dim, as 16384. "
+        "Or use --way lift, which works with every sketch."
+    )
