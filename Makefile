@@ -20,8 +20,9 @@ browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 	{ [ "$$(id -u)" = 0 ] && SUDO= || SUDO=sudo; $$SUDO apt-get update -q && $$SUDO apt-get install -y -q chromium; }
 
+# A file of tests stays on one worker, so that what its tests share is made once.
 test: $(READY) lint browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-browser: $(READY) browser
 	$(BIN)/python -m pytest tests/explore

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-GROUPS = ("collect", "decompose", "analyse", "perturb")
+GROUPS = ("collect", "decompose", "analyse", "perturb", "explore")
 LATEST = Path(__file__).parent / "latest.json"
 
 

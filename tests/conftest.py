@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,12 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests import tiny
 from tests.browser import find_chromium
+
+# Workers side by side share the cores: threads that wait for a core another worker has make all of them slow. The
+# environment is for the processes that tests start.
+_THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+torch.set_num_threads(_THREADS)
+os.environ.setdefault("OMP_NUM_THREADS", str(_THREADS))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,133 @@
+"""The page of a large run: 100,000 examples × 2,048 components, synthetic coefficients, opened in a real Chromium."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pyarrow as pa
+import torch
+from playwright.sync_api import Page, Request, sync_playwright
+
+from bench import entry
+from npeff.decompose import FitConfig, create
+from npeff.explore.export import export_site
+from npeff.store import Run
+from tests.browser import find_chromium
+
+EXAMPLES, COMPONENTS, CLASSES, DIM = 100_000, 2048, 10, 32
+SHARD = 8192
+DENSITY = 0.1
+"""Share of coefficients that are not zero; decompositions of this size have less."""
+OPENINGS = 5
+_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+
+
+def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
+    """Time until the first view of each kind of page, what it reads, and the cost of writing the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        run, coefficients = synthetic_run(Path(folder) / "run")
+        begin = time.perf_counter()
+        coefficients.T @ coefficients
+        unit = time.perf_counter() - begin
+        begin = time.perf_counter()
+        index = export_site(run, Path(folder) / "page")
+        seconds = time.perf_counter() - begin
+        del coefficients
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+        size = sum(path.stat().st_size for path in index.parent.rglob("*") if path.is_file()) / 1e9
+        print(f"export: {seconds:.0f} s, {size:.2f} GB, peak {peak:.1f} GB", file=sys.stderr)
+        yield entry("explore.export_gemm_ratio", seconds / unit, "<= 20")
+        for name, (wait, megabytes) in first_views(index).items():
+            yield entry(f"explore.{name}_seconds", wait, "<= 1")
+            yield entry(f"explore.{name}_mb", megabytes, "<= 2")
+
+
+def synthetic_run(path: Path) -> tuple[Run, torch.Tensor]:
+    """A finished run of random texts, and a decomposition of it whose coefficients are returned."""
+    random = np.random.default_rng(0)
+    words = np.array([f"word{i}" for i in range(5000)])
+    inputs = pa.table(
+        {
+            "source_row": pa.array(range(EXAMPLES), pa.int64()),
+            "text": pa.array([" ".join(row) for row in words[random.integers(0, len(words), (EXAMPLES, 18))]]),
+            "label": pa.array(random.integers(0, CLASSES, EXAMPLES), pa.int32()),
+            "answer": pa.array([None] * EXAMPLES, pa.string()),
+        }
+    )
+    labels = [f"class {i}" for i in range(CLASSES)]
+    manifest = {
+        "npeff": "0",
+        "command": "collect",
+        "config": {"model": {"model": "none"}},
+        "identity": {"collected": ["fisher"], "seed": 0},
+        "shard_examples": SHARD,
+        "task": {"name": "synthetic", "prompt": "{text}", "answers": "tokens", "labels": labels, "prefix": ""},
+        "parameters": DIM,
+    }
+    run = Run.create(path, manifest, inputs)
+    for shard in run.shards:
+        rows = torch.nn.functional.normalize(torch.randn(shard.stop - shard.start, DIM), dim=1)
+        run.write_shard(shard, {"rows": rows.half()})
+    predictions = random.integers(0, CLASSES, EXAMPLES).astype(np.int32)
+    found = inputs
+    for name, values in (
+        ("prediction", predictions),
+        ("probability", random.uniform(0.1, 1, EXAMPLES).astype(np.float32)),
+        ("rank", np.ones(EXAMPLES, np.int32)),
+        ("pef_norm", np.ones(EXAMPLES, np.float32)),
+        ("kept", np.ones(EXAMPLES, np.float32)),
+    ):
+        found = found.append_column(name, pa.array(values))
+    found = found.append_column("set_aside", pa.array([None] * EXAMPLES, pa.string()))
+    found = found.append_column("prediction_text", pa.array([labels[i] for i in predictions]))
+    run.finish(found)
+    run = Run.open(path)
+    generator = torch.Generator().manual_seed(0)
+    decomposition = create(FitConfig(method="npeff", components=COMPONENTS))
+    coefficients = torch.empty(EXAMPLES, COMPONENTS).uniform_(generator=generator)
+    coefficients.sub_(1 - DENSITY).relu_()
+    decomposition.coefficients = coefficients
+    decomposition.components = torch.randn(COMPONENTS, DIM, generator=generator)
+    decomposition.residuals = torch.rand(EXAMPLES, generator=generator)
+    decomposition.notes["run"] = run.fingerprint
+    decomposition.save(run.path / "decompositions" / "npeff")
+    return run, coefficients
+
+
+def first_views(index: Path) -> dict[str, tuple[float, float]]:
+    """Page → median seconds from opening it until it is drawn, and megabytes of all files that it read."""
+    pages = {"overview": "", "component": "#/d/npeff/c/1000", "example": "#/d/npeff/e/50000"}
+    found = {}
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=find_chromium(), args=_ARGUMENTS)
+        for name, place in pages.items():
+            openings = [_open(browser.new_page(), f"{index.as_uri()}{place}") for _ in range(OPENINGS)]
+            waits, read = zip(*openings, strict=True)
+            found[name] = (float(np.median(waits)), max(read))
+        browser.close()
+    return found
+
+
+def _open(page: Page, address: str) -> tuple[float, float]:
+    """Seconds until a page is painted, and megabytes of all files that it asked for."""
+    asked: set[Path] = set()
+
+    def note(request: Request) -> None:
+        asked.add(Path(unquote(urlsplit(request.url).path)))
+
+    page.on("request", note)
+    begin = time.perf_counter()
+    page.goto(address)
+    page.wait_for_selector("main h1")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    seconds = time.perf_counter() - begin
+    page.close()
+    return seconds, sum(path.stat().st_size for path in asked) / 1e6
