@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Files and directories that appear whole or not at all, and are known when they have changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from npeff.errors import UserError
-from npeff.files import whole_directory
+from npeff.files import read_json, whole_directory, write_json
 
 
 def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -30,3 +30,19 @@ def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         (new / "a").write_text("third")
     assert (place / "a").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["place"]
+
+
+def test_every_flipped_bit_of_a_sealed_file_is_found(tmp_path):
+    """The name of the seal included: without it the file must not pass for one that was never sealed."""
+    path = tmp_path / "sealed.json"
+    value = {"loss": [1.0, 0.25], "name": "npeff", "none": None}
+    write_json(path, value, sealed=True)
+    whole = path.read_bytes()
+    for place in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            assert read_json(path) == value  # white space may change
+        except UserError as error:
+            assert str(path) in str(error)

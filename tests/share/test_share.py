@@ -22,6 +22,7 @@ from npeff.share.contents import INDEX, is_shared_name, read_index
 from npeff.store import Run, read_tensors
 from tests.share.conftest import HOSTILE
 from tests.share.local_hub import LocalHub
+from tests.synthetic import add_decomposition, make_run
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -324,3 +325,13 @@ def test_the_hub_client_pushes_and_pulls(made, shared, tmp_path):
     assert files_of(tmp_path / "run").keys() == files_of(shared).keys() - {INDEX}
     assert not (tmp_path / "missing").exists()
     assert "npeff pull hf://owner/name RUN" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_a_card_says_only_what_the_run_says(tmp_path):
+    """Other software may write runs without all of our settings."""
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(20)])
+    add_decomposition(run, components=2)
+    push(PushConfig(str(run.path), str(tmp_path / "out")))
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| examples | 20 |" in card
+    assert "sketch" not in card

@@ -100,12 +100,13 @@ def _facts(run: Run, rows: bool) -> list[list[str]]:
     if known.any() and labels:
         right = table["label"].to_numpy(zero_copy_only=False)[known] == table["prediction"].to_numpy()[known]
         facts.append(["accuracy", f"{right.mean():.1%}"])
-    sketch = config["sketch"]
+    facts.append(["parameters", f"{manifest['parameters']:,}"])
+    if isinstance(directions := config.get("directions"), dict):  # a run of other software may not say
+        facts.append(["directions", as_text(str(directions.get("directions")))])
+    if isinstance(sketch := config.get("sketch"), dict):
+        facts.append(["sketch", as_text(f"{sketch.get('sketch')}, {sketch.get('dim')} numbers")])
     return [
         *facts,
-        ["parameters", f"{manifest['parameters']:,}"],
-        ["directions", as_text(str(config["directions"]["directions"]))],
-        ["sketch", f"{sketch['sketch']}, {sketch['dim']:,} numbers"],
         ["collected rows", "here" if rows else "not here; `npeff verify RUN` collects them again"],
         ["npeff", as_text(str(manifest.get("npeff")))],
     ]
