@@ -21,15 +21,17 @@ browser:
 	{ [ "$$(id -u)" = 0 ] && SUDO= || SUDO=sudo; $$SUDO apt-get update -q && $$SUDO apt-get install -y -q chromium; }
 
 # A file of tests stays on one worker, so that what its tests share is made once.
+PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
 test: $(READY) lint browser
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(PYTEST)
 
 test-browser: $(READY) browser
-	$(BIN)/python -m pytest tests/explore
+	$(PYTEST) tests/explore tests/evalkit
 
 # The long form of the tests in tests/faults: 50 kills of every stage, tens of thousands of odd inputs.
 test-faults: $(READY)
-	NPEFF_FAULTS=long $(BIN)/python -m pytest tests/faults
+	NPEFF_FAULTS=long $(PYTEST) tests/faults
 
 # A mixed load on the explorer's server while a decomposition runs.
 MINUTES ?= 30
