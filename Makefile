@@ -60,7 +60,7 @@ docs: $(READY)
 	@echo "Open docs/_build/site/index.html"
 
 # make bench ONLY=collect runs one group; NPEFF_BENCH_DATA names a folder with sst2.jsonl, clinc150.jsonl, triviaqa.jsonl.
-bench: $(READY)
+bench: $(READY) browser
 	$(BIN)/python -m bench $(ONLY)
 
 demo: $(READY)

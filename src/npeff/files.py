@@ -38,6 +38,7 @@ def whole_file(path: Path) -> Iterator[Path]:
                 os.fsync(handle.fileno())
             temporary.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
             temporary.replace(path)
+            _sync_directory(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -65,6 +66,16 @@ def whole_directory(path: Path) -> Iterator[Path]:
     finally:
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _sync_directory(path: Path) -> None:
+    """Have the names in a directory on the disk too, so that a crash of the machine does not bring old files back."""
+    with contextlib.suppress(OSError):  # not every file system knows it, and Windows does not
+        directory = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 _ABANDONED = 24 * 3600.0
