@@ -149,6 +149,9 @@ def test_rules_of_scaling() -> None:
     assert own.setup(paper).model == "mine"
     assert own.settle(paper, own.setup(paper), 2400).components == 102
     assert Scale(0.04).count(paper, 50, 50) == 10
+    assert Scale(0.25).perturbed(paper, 128, 512) == 32
+    assert Scale(0.01).perturbed(paper, 128, 512) == 4
+    assert Scale(0.01).perturbed(paper, 128, 3) == 3
 
 
 def test_estimates() -> None:

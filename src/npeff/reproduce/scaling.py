@@ -22,7 +22,8 @@ RULES = f"""\
 examples    times scale, at least {FEWEST_EXAMPLES} (and no more than the data have)
             --examples TASK=N sets the scale of a task by its examples
 components  times √scale, at most one per {EXAMPLES_PER_COMPONENT} examples, at least {FEWEST_COMPONENTS}
-contexts, scored, perturbed and random examples   times √scale, at least 4, within what the run has
+contexts, scored and random examples   times √scale, at least 4, within what the run has
+perturbed components   times scale, at least 4: each costs passes over all of its top and random examples
 below {SMALL}  the embedded model ({EMBEDDED}), the sketch kron of the same length, the solver als (except where the
             table is about the paper's solver), perturbations lifted exactly and compared at a KL of 0.1
 the paper's learning rates and τ are for sums over all examples: they grow by the ratio of the
@@ -89,8 +90,12 @@ class Scale:
         return max(FEWEST_COMPONENTS, min(round(paper.components * math.sqrt(share)), most))
 
     def count(self, paper: Setup, count: int, most: int) -> int:
-        """The same for contexts, scored examples, perturbed components and random examples."""
+        """The same for contexts, scored examples and random examples."""
         return max(1, min(most, max(4, round(count * math.sqrt(self.share(paper))))))
+
+    def perturbed(self, paper: Setup, count: int, most: int) -> int:
+        """The same for components to perturb: what all of them cost shrinks with the scale and more."""
+        return max(1, min(most, max(4, round(count * self.share(paper)))))
 
 
 def passes(setup: Setup) -> int:

@@ -48,7 +48,7 @@ def perturbations(shop: Workshop, bench: Bench, step: Step) -> Findings:
         config = PerturbConfig(
             str(bench.run.path),
             fit.name,
-            count=scale.count(paper, step.options.get("count", PERTURBED), fit.components),
+            count=scale.perturbed(paper, step.options.get("count", PERTURBED), fit.components),
             random=scale.count(paper, step.options.get("random", RANDOM), max(1, examples // 4)),
             way="lift" if scale.is_small(paper) else "sensing",
             direction="reject",
