@@ -149,6 +149,7 @@ def test_rules_of_scaling() -> None:
     assert own.setup(paper).model == "mine"
     assert own.settle(paper, own.setup(paper), 2400).components == 102
     assert Scale(0.04).count(paper, 50, 50) == 10
+    assert [Scale(scale).sae_steps(paper, 51_200) for scale in (1, 0.1, 1e-4)] == [51_200, 5120, 2000]
     assert Scale(0.25).perturbed(paper, 128, 512) == 32
     assert Scale(0.01).perturbed(paper, 128, 512) == 4
     assert Scale(0.01).perturbed(paper, 128, 3) == 3

@@ -17,12 +17,15 @@ SMALL = 0.25
 FEWEST_EXAMPLES = 64
 EXAMPLES_PER_COMPONENT = 16
 FEWEST_COMPONENTS = 4
+FEWEST_STEPS = 2000
+"""Steps that the autoencoder's optimiser needs, however few examples there are."""
 
 RULES = f"""\
 examples    times scale, at least {FEWEST_EXAMPLES} (and no more than the data have)
             --examples TASK=N sets the scale of a task by its examples
 components  times √scale, at most one per {EXAMPLES_PER_COMPONENT} examples, at least {FEWEST_COMPONENTS}
 contexts, scored and random examples   times √scale, at least 4, within what the run has
+steps of the autoencoder   times scale, at least {FEWEST_STEPS:,}: as often through the examples as in the paper
 perturbed components   times scale, at least 4: each costs passes over all of its top and random examples
 below {SMALL}  the embedded model ({EMBEDDED}), the sketch kron of the same length, the solver als (except where the
             table is about the paper's solver), perturbations lifted exactly and compared at a KL of 0.1
@@ -92,6 +95,10 @@ class Scale:
     def count(self, paper: Setup, count: int, most: int) -> int:
         """The same for contexts, scored examples and random examples."""
         return max(1, min(most, max(4, round(count * math.sqrt(self.share(paper))))))
+
+    def sae_steps(self, paper: Setup, steps: int) -> int:
+        """The same for steps of the autoencoder, whose batches hold all examples of a small run."""
+        return min(steps, max(FEWEST_STEPS, round(steps * self.share(paper))))
 
     def perturbed(self, paper: Setup, count: int, most: int) -> int:
         """The same for components to perturb: what all of them cost shrinks with the scale and more."""

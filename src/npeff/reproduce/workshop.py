@@ -100,7 +100,11 @@ class Workshop:
         parts: list[object] = [method, components, here.seed, *([solver] if solver != "als" else [])]
         parts += [f"tau{here.tau:g}"] if here.tau and factored else []
         parts += [f"holdout{here.holdout:g}"] if here.holdout else []
-        sae = SaeConfig(top_k=min(32, components)) if method == "sae" else SaeConfig()
+        sae = SaeConfig()
+        if method == "sae":
+            sae = SaeConfig(
+                top_k=min(sae.top_k, components), sae_steps=self.scale.sae_steps(bench.paper, sae.sae_steps)
+            )
         paper = PaperConfig(here.frozen_steps, here.joint_steps, here.frozen_rate, here.joint_rate, here.tau)
         return DecomposeConfig(
             run=str(bench.run.path),
