@@ -216,7 +216,7 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
     if not (path / "manifest.json").is_file():
         return Run.create(path, _manifest(prepared, dataset, identity), dataset.table)
     run = Run.open_unfinished(path)
-    changed = _differences(run.manifest["identity"], identity)
+    changed = _differences(_without_places(run.manifest["identity"]), _without_places(identity))
     if not changed and run.manifest["inputs_sha256"] != inputs_hash(dataset.table):
         changed = ["the data themselves have changed"]
     if changed:
@@ -230,6 +230,17 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
     if run.manifest["complete"]:
         print(f"{path} is already complete.")
     return run
+
+
+def _without_places(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity without where model and data lie: both are compared by hash, and may have moved."""
+    moved = {"data": "data", "model": "model"}
+    return {
+        name: {key: item for key, item in value.items() if key != moved[name]}
+        if name in moved and isinstance(value, dict)
+        else value
+        for name, value in identity.items()
+    }
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

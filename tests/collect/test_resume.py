@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from npeff.cli import main
-from npeff.collect import collect
+from npeff.collect import CollectConfig, collect
+from npeff.configs import from_dict, to_dict
+from npeff.errors import UserError
 from npeff.store import Run
 from npeff.verify import VerifyConfig, verify
 from tests.collect.runs import arguments, shard_hashes, with_run
@@ -111,3 +114,22 @@ def test_dry_run_says_the_cost_and_writes_nothing(config, capsys):
     said = capsys.readouterr().out
     assert all(word in said for word in ("40 examples", "time", "disk", "memory"))
     assert not Path(config.run).exists()
+
+
+def test_model_and_data_may_have_moved(config, tmp_path, monkeypatch):
+    """Both are known by their content; where they lie is no part of a run."""
+    straight = shard_hashes(collect(with_run(config, tmp_path / "straight")).path)
+    monkeypatch.setattr(Run, "finish", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        collect(config)
+    monkeypatch.undo()
+    data, model = tmp_path / "moved.jsonl", tmp_path / "moved-model"
+    shutil.copyfile(str(config.data.data), data)
+    shutil.copytree(config.model.model, model)
+    moved = to_dict(config)
+    moved["data"]["data"], moved["model"]["model"] = str(data), str(model)
+    moved = from_dict(CollectConfig, moved)
+    assert shard_hashes(collect(moved).path) == straight
+    data.write_text(data.read_text(encoding="utf-8").replace("0 ", "1 ", 1), encoding="utf-8")
+    with pytest.raises(UserError, match="the data themselves have changed"):
+        collect(moved)
