@@ -23,6 +23,7 @@ from npeff.configs import from_dict, replace, to_dict
 from npeff.data import FIELD, DataConfig, Dataset, load_dataset
 from npeff.directions import DirectionsConfig, parse_directions
 from npeff.errors import UserError
+from npeff.identity import PLACES, differences, identity_of
 from npeff.locks import only_one
 from npeff.models import LoadedModel, ModelConfig, Selection, confirm_trust, load_model, select_parameters
 from npeff.rows import ArrayRows
@@ -191,32 +192,12 @@ def _misfit(prepared: Prepared, dataset: Dataset, prompts: list[list[int]], row:
     )
 
 
-def _identity(prepared: Prepared, prefix: str) -> dict[str, Any]:
-    """What makes two collections the same, wherever and however fast they run."""
-    config = to_dict(prepared.config)
-    config["model"].pop("device")
-    for name in ("run", "batch_tokens", "padding", "share_prompt", "dry_run", "fisher", "gradient", "activation"):
-        config.pop(name)
-    # a task file may change under the same name
-    asked = describe_task(prepared.task) | {"prefix": prefix}
-    return config | {
-        "task": asked,
-        "collected": prepared.config.collected,
-        "model_sha256": prepared.model.fingerprint(),
-    }
-
-
-def describe_task(task: Task) -> dict[str, Any]:
-    """What of a task decides about the numbers."""
-    return {"name": task.name, "prompt": task.prompt, "answers": task.answers, "labels": list(task.labels)}
-
-
 def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
-    identity = _identity(prepared, dataset.prefix)
+    identity = identity_of(prepared.config, prepared.task, prepared.model, dataset.prefix)
     if not (path / "manifest.json").is_file():
         return Run.create(path, _manifest(prepared, dataset, identity), dataset.table)
     run = Run.open_unfinished(path)
-    changed = _differences(_without_places(run.manifest["identity"]), _without_places(identity))
+    changed = differences(run.manifest["identity"], identity, but=PLACES)
     if not changed and run.manifest["inputs_sha256"] != inputs_hash(dataset.table):
         changed = ["the data themselves have changed"]
     if changed:
@@ -230,34 +211,6 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
     if run.manifest["complete"]:
         print(f"{path} is already complete.")
     return run
-
-
-def _without_places(identity: dict[str, Any]) -> dict[str, Any]:
-    """An identity without where model and data lie: both are compared by hash, and may have moved."""
-    moved = {"data": "data", "model": "model"}
-    return {
-        name: {key: item for key, item in value.items() if key != moved[name]}
-        if name in moved and isinstance(value, dict)
-        else value
-        for name, value in identity.items()
-    }
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Differing entries of two nested dictionaries, for people to read."""
-    found = []
-    for name in sorted({*old, *new}):
-        before, now = old.get(name), new.get(name)
-        if isinstance(before, dict) and isinstance(now, dict):
-            found += _differences(before, now, f"{prefix}{name}.")
-        elif before != now:
-            found.append(f"{prefix}{name} was {_brief(before)} and is now {_brief(now)}")
-    return found
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
 
 
 def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) -> dict[str, Any]:
@@ -399,17 +352,12 @@ def prepare_run(run: Run, device: str | None = None) -> Prepared:
     confirm_trust(config.model, run.path / "manifest.json")
     prepared = prepare(config)
     recorded = run.manifest["identity"]
-    now = _identity(prepared, run.manifest["task"].get("prefix", ""))
+    now = identity_of(config, prepared.task, prepared.model, run.manifest["task"].get("prefix", ""))
     if now["model_sha256"] != recorded.get("model_sha256"):
         raise UserError(f"Model {config.model.model!r} is no longer the one that {run.path} was collected with.")
     if now["task"] != recorded.get("task"):
         raise UserError(f"Task {config.data.task!r} is no longer the one that {run.path} was collected with.")
-    # where the model and the data lie may change: hashes tell whether they are the same
-    changed = [
-        what
-        for what in _differences(recorded, now)
-        if not what.startswith(("data.", "model.model ", "model.revision "))
-    ]
+    changed = differences(recorded, now, but=(*PLACES, "data"))  # the data are read from the run itself
     if changed:
         raise UserError(
             f"The config in {run.path / 'manifest.json'} was changed: {'; '.join(changed[:5])}. Change it back."

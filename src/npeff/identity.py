@@ -1,0 +1,58 @@
+"""What makes two collections the same, and how two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from npeff.configs import to_dict
+from npeff.models import LoadedModel
+from npeff.tasks import Task
+
+if TYPE_CHECKING:
+    from npeff.collect import CollectConfig
+
+_HOW = ("run", "batch_tokens", "padding", "share_prompt", "dry_run", "fisher", "gradient", "activation")
+"""Options that say where and how fast to collect, or are summed up in `collected`."""
+PLACES = ("data.data", "model.model", "model.revision")
+"""Entries that say where data and model lie. They may have moved: hashes tell whether they are the same."""
+
+
+def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: str) -> dict[str, Any]:
+    """All that decides about the numbers of a collection, wherever and however fast it runs.
+
+    `prefix` is the text of few-shot examples before the prompts.
+    """
+    values = to_dict(config)
+    values["model"].pop("device")
+    for name in _HOW:
+        values.pop(name)
+    return values | {
+        "task": _describe(task) | {"prefix": prefix},  # a task file may change under the same name
+        "collected": config.collected,
+        "model_sha256": model.fingerprint(),
+    }
+
+
+def _describe(task: Task) -> dict[str, Any]:
+    """What of a task decides about the numbers."""
+    return {"name": task.name, "prompt": task.prompt, "answers": task.answers, "labels": list(task.labels)}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = (), prefix: str = "") -> list[str]:
+    """Differing entries of two nested dictionaries, for people to read, except those that `but` names (as "a.b")."""
+    found = []
+    for name in sorted({*old, *new}):
+        before, now, whole = old.get(name), new.get(name), prefix + name
+        if whole in but:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            found += differences(before, now, but, f"{whole}.")
+        elif before != now:
+            found.append(f"{whole} was {_brief(before)} and is now {_brief(now)}")
+    return found
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
