@@ -87,10 +87,10 @@ def reproduce(config: ReproduceConfig) -> Path | None:
         raise UserError(f"--data {config.data} is not a folder.")
     shop = Workshop(Path(config.out), scale, data, config.device)
     shop.check_data(recipe.setups[step.setup] for step in recipe.steps)
-    print(f"{recipe.title}\nscale {config.scale:g}; {needs(recipe, scale)}")
+    print(f"{recipe.title}\n{' '.join([f'scale {config.scale:g}', *config.examples])}; {needs(recipe, scale)}")
     found = measure(recipe, shop)
     options = {key: value for key, value in to_dict(config).items() if key not in ("table", "list", "out", "device")}
-    directory = Path(config.out) / recipe.name / "_".join([f"scale-{config.scale:g}", *config.examples])
+    directory = Path(config.out) / recipe.name / "_".join([f"scale-{config.scale:g}", *config.examples, *config.tasks])
     report.write(directory, recipe, {"npeff": __version__, "options": options, **found})
     print(f"\n{(directory / 'table.md').read_text(encoding='utf-8')}\nin {directory}")
     return directory
