@@ -70,6 +70,8 @@ def test_component_counts(data: Path, out: Path, model_directory: Path, capsys: 
     text = (directory / "table.md").read_text(encoding="utf-8")
     assert "(0.43) |" in text
     assert "96 (60000) | 6 (256)" in text
+    assert "CLINC150 Recon-In" not in text, "only sst2 was asked for"
+    assert directory.name == "scale-0.001_sst2=96_sst2"
     assert text in capsys.readouterr().out
     rows = list(csv.DictReader((directory / "table.csv").open(encoding="utf-8")))
     assert len(rows) == 8

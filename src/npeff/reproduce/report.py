@@ -35,9 +35,12 @@ def number(value: float | None) -> str:
 
 
 def layout(recipe: Recipe, found: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Rows and columns: the paper's, then what was measured beyond."""
+    """Rows and columns: the paper's, then what was measured beyond; of some `--tasks` only their columns."""
     rows = list(dict.fromkeys([*recipe.rows, *(cell["row"] for cell in found["cells"])]))
-    columns = list(dict.fromkeys([*recipe.columns, *(cell["column"] for cell in found["cells"])]))
+    measured = [cell["column"] for cell in found["cells"]]
+    columns = list(dict.fromkeys([*recipe.columns, *measured]))
+    if found.get("options", {}).get("tasks"):
+        columns = [column for column in columns if column in measured]
     return rows, columns
 
 
