@@ -38,6 +38,7 @@ SMALL = {
     "sweep": "--components 2 4",
     "perturb": "--count 2",
     "icl": "--sets 2 --shots 2 --scored 16",
+    "reproduce": "--tasks sst2 --examples sst2=64 --data data",
 }
 """Options in place of the printed ones."""
 
@@ -46,7 +47,8 @@ _DONE: set[tuple[str, ...]] = set()
 
 NOT_RUN = {
     r"npeff explore": "serves until it is stopped; tests/explore drives it",
-    r"npeff reproduce(?! list)": "takes minutes at any scale; tests/reproduce runs recipes",
+    r"npeff reproduce all": "takes minutes at any scale; tests/reproduce runs it with few recipes",
+    r"npeff reproduce tab:icl": "its prompts are longer than the tiny model takes; tests/icl has shorter ones",
     r"npeff perturb .*--way sensing": "needs a sketch of 16,384 numbers; tests/perturb runs it",
     r"npeff (push|pull) .*hf://": "needs the Hub; tests/share runs it against a local one",
     r"npeff evalkit score": "needs forms that were filled in; tests/evalkit fills some",
@@ -137,10 +139,12 @@ def check_npeff(command: list[str], sandbox: Sandbox, made: set[str]) -> None:
     if any(re.match(pattern, in_words(command)) for pattern in NOT_RUN):
         return
     small = [str(sandbox.model) if word in MODELS else STANDS_FOR.get(word, word) for word in arguments]
-    if name == "collect":
+    if name in ("collect", "reproduce") and "list" not in small:
         small += ["--model", str(sandbox.model)]
-        if "--data" not in small and small[small.index("--task") + 1] in TASKS_FROM_THE_HUB:
-            small += ["--task", "sst2", "--data", "data/sst2.jsonl"]
+    if name == "collect" and "--data" not in small and small[small.index("--task") + 1] in TASKS_FROM_THE_HUB:
+        small += ["--task", "sst2", "--data", "data/sst2.jsonl"]
+    if name == "reproduce":  # what recipes share is made once for all pages
+        small += ["--out", str(sandbox.run.parent / "reproduced")]
     if name == "pull" and not (sandbox.directory / small[0]).exists():
         assert main(["push", str(sandbox.run), small[0]]) == 0
     small = made_small(name, small)
