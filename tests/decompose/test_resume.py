@@ -93,3 +93,17 @@ def test_source_is_not_changed():
     for config in CONFIGS.values():
         create(FitConfig(method=config.method, components=3, max_passes=2, sae=config.sae)).fit(ArrayRows(rows))
     assert torch.equal(rows, before)
+
+
+def test_what_a_killed_writer_left_goes_when_its_checkpoint_is_taken_up(tmp_path):
+    """It is killed when the new checkpoint is there and the old one has not gone yet."""
+    checkpoint = Checkpoint(tmp_path / "point", "key")
+    checkpoint.save(4, [torch.ones(2, 2)], {}, {})
+    old = (tmp_path / "point" / "pass-000004-0.safetensors").read_bytes()
+    checkpoint.save(8, [torch.zeros(2, 2)], {}, {})
+    expected = sorted(path.name for path in (tmp_path / "point").iterdir())
+    (tmp_path / "point" / "pass-000004-0.safetensors").write_bytes(old)
+    found = checkpoint.load()
+    assert found is not None
+    assert torch.equal(found[0], torch.zeros(2, 2))
+    assert sorted(path.name for path in (tmp_path / "point").iterdir()) == expected

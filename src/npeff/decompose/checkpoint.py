@@ -45,10 +45,7 @@ class Checkpoint:
         if rank == 0:
             seal = {"key": self.key, "number": number, "parts": hashes, **state}
             write_json(self.directory / "state.json", seal, sealed=True)
-            for old in self.directory.glob("pass-*.safetensors"):
-                if not old.name.startswith(f"pass-{number:06d}-"):
-                    old.unlink(missing_ok=True)
-            remove_partials(self.directory)
+            self._remove_others(number)
 
     def load(self) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]] | None:
         """W of all examples [m, C], the shared tensors and the state; None if there is nothing to continue.
@@ -70,6 +67,8 @@ class Checkpoint:
             if distributed.rank() == 0:
                 print(f"The checkpoint in {self.directory} is damaged, so the fit begins anew ({error})")
             return None
+        if distributed.rank() == 0:  # a writer may have been killed before it came to this
+            self._remove_others(state["number"])
         blocks = [part.pop(name) for part in parts for name in sorted(part) if name.startswith("W")]
         return torch.cat(blocks) if blocks else torch.empty(0), first, state
 
@@ -78,6 +77,13 @@ class Checkpoint:
         if not path.is_file() or sha256(path) != digest:
             raise UserError(f"{path} is missing or has changed.")
         return load_file(path)
+
+    def _remove_others(self, number: int) -> None:
+        """Remove the parts of other passes."""
+        for old in self.directory.glob("pass-*.safetensors"):
+            if not old.name.startswith(f"pass-{number:06d}-"):
+                old.unlink(missing_ok=True)
+        remove_partials(self.directory)
 
     def clear(self) -> None:
         """Remove it; the fit is finished and saved."""

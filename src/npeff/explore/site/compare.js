@@ -30,10 +30,10 @@ async function compareView(d, argument) {
   const [a, b] = names.length === 2 ? names.map(findDecomposition) : [run.pairs[0].first, run.pairs[0].second];
   standAt(a);
   const pair = run.pairs.find((one) => (one.first === a && one.second === b) || (one.first === b && one.second === a));
-  const pick = (chosen, side) => el("select", { id: `compare-${side}`, "aria-label": side === "a" ? "First decomposition" : "Second decomposition", onchange: (event) => {
-    const other = Number(event.target.value);
-    location.hash = side === "a" ? compareLink(other, b) : compareLink(a, other);
-  } }, run.decompositions.map((one, n) => el("option", { value: n, selected: n === chosen }, one.name)));
+  // both are read when one changes: the other may have been changed since this was drawn
+  const chosenIn = (side) => Number($(`compare-${side}`).value);
+  const pick = (chosen, side) => el("select", { id: `compare-${side}`, "aria-label": side === "a" ? "First decomposition" : "Second decomposition",
+    onchange: () => { location.hash = compareLink(chosenIn("a"), chosenIn("b")); } }, run.decompositions.map((one, n) => el("option", { value: n, selected: n === chosen }, one.name)));
   const head = [
     el("div", { class: "title" }, el("h1", { "data-file": `compare ${run.decompositions[a].name} ${run.decompositions[b].name}` }, "Compare"), el("nav", { "aria-label": "Compare" }, el("a", { href: home(), rel: "up" }, "all components"), inChain(a) ? el("a", { href: treeLink(a) }, "split tree") : null)),
     el("div", { class: "tools" }, pick(a, "a"), el("span", { class: "quiet" }, "and"), pick(b, "b")),
