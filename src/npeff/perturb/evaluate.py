@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from npeff.collect import Prepared
 from npeff.perturb.divergence import Divergence, find_magnitude
@@ -50,6 +51,14 @@ class Evaluator:
         table = run.table
         self._norms = table["pef_norm"].to_numpy() if "pef_norm" in table.column_names else np.ones(len(table))
         self._labels = table["label"].fill_null(-1).to_numpy()
+        self.bar: tqdm[Any] | None = None
+        """Counts the examples that are passed through the model, if somebody wants to see it."""
+
+    def _count(self, group: Divergence) -> Divergence:
+        """The group, which is about to be measured."""
+        if self.bar is not None:
+            self.bar.update(len(group.examples))
+        return group
 
     def evaluate(
         self, tops: Tops, vector: Parameters, magnitude: float | None, target_kl: float, start: float = 1.0
@@ -62,7 +71,7 @@ class Evaluator:
 
                 def top_kl(size: float, sign: int = sign) -> float:
                     weights.add(vector, sign * size)
-                    return float(groups["top"].measure()[0].mean())
+                    return float(self._count(groups["top"]).measure()[0].mean())
 
                 size = magnitude if magnitude is not None else find_magnitude(top_kl, target_kl, start)[0]
                 start = size
@@ -78,7 +87,7 @@ class Evaluator:
         with EditedWeights(self.prepared.selection.modules) as weights:
             for factor in factors:
                 weights.add(vector, outcome.sign * outcome.magnitude * factor)
-                on_top, on_random = float(top.measure()[0].mean()), float(self._random.measure()[0].mean())
+                on_top, on_random = (float(self._count(group).measure()[0].mean()) for group in (top, self._random))
                 points.append(
                     {
                         "magnitude": outcome.magnitude * factor,
@@ -95,9 +104,9 @@ class Evaluator:
         From exact derivatives: the sketch of a whitened vector underrates what it does to examples that it was not
         whitened against.
         """
-        random = float(self._random.second_order(vector).mean())
+        random = float(self._count(self._random).second_order(vector).mean())
         tops = [Divergence(self.prepared, self.prompts, tops.top.tolist()) for tops in orders]
-        return [(float(top.second_order(vector).mean()), random) for top in tops]
+        return [(float(self._count(top).second_order(vector).mean()), random) for top in tops]
 
     def _groups(self, tops: Tops) -> dict[str, Divergence]:
         groups = {"top": Divergence(self.prepared, self.prompts, tops.top.tolist()), "random": self._random}
@@ -110,7 +119,7 @@ class Evaluator:
         flipped: dict[str, int] = {}
         accuracy: dict[str, tuple[float, float] | None] = {}
         for name, group in groups.items():
-            kl, predictions = group.measure()
+            kl, predictions = self._count(group).measure()
             means[name] = float(kl.mean())
             flipped[name] = int((predictions != group.predictions).sum())
             labels = self._labels[group.examples]

@@ -232,7 +232,9 @@ class _Session:
         """Records of components, as they are finished."""
         makers = {"lift": self._lift, "sensing": self._sense}
         for number, vector, about in makers[self.config.way](components):
-            yield self._record(number, vector, about, folder)
+            with tqdm(desc=f"Measuring component {number}", unit="ex", leave=False) as self.evaluator.bar:
+                record = self._record(number, vector, about, folder)
+            yield record
 
     def _lift(self, components: list[int]) -> Iterator[tuple[int, Parameters, dict[str, Any]]]:
         lifter = Lifter(self.run, self.prepared, self.prompts)
