@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
-import pyarrow as pa
 import torch
 from playwright.sync_api import Page, Request, sync_playwright
 
@@ -20,14 +19,14 @@ from bench import entry
 from npeff.decompose import FitConfig, create
 from npeff.explore.export import export_site
 from npeff.store import Run
-from tests.browser import find_chromium
+from tests.browser import launch
+from tests.synthetic import make_run
 
 EXAMPLES, COMPONENTS, CLASSES, DIM = 100_000, 2048, 10, 32
 SHARD = 8192
 DENSITY = 0.1
 """Share of coefficients that are not zero; decompositions of this size have less."""
 OPENINGS = 5
-_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
 def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
@@ -54,42 +53,9 @@ def synthetic_run(path: Path) -> tuple[Run, torch.Tensor]:
     """A finished run of random texts, and a decomposition of it whose coefficients are returned."""
     random = np.random.default_rng(0)
     words = np.array([f"word{i}" for i in range(5000)])
-    inputs = pa.table(
-        {
-            "source_row": pa.array(range(EXAMPLES), pa.int64()),
-            "text": pa.array([" ".join(row) for row in words[random.integers(0, len(words), (EXAMPLES, 18))]]),
-            "label": pa.array(random.integers(0, CLASSES, EXAMPLES), pa.int32()),
-            "answer": pa.array([None] * EXAMPLES, pa.string()),
-        }
-    )
-    labels = [f"class {i}" for i in range(CLASSES)]
-    manifest = {
-        "npeff": "0",
-        "command": "collect",
-        "config": {"model": {"model": "none"}},
-        "identity": {"collected": ["fisher"], "seed": 0},
-        "shard_examples": SHARD,
-        "task": {"name": "synthetic", "prompt": "{text}", "answers": "tokens", "labels": labels, "prefix": ""},
-        "parameters": DIM,
-    }
-    run = Run.create(path, manifest, inputs)
-    for shard in run.shards:
-        rows = torch.nn.functional.normalize(torch.randn(shard.stop - shard.start, DIM), dim=1)
-        run.write_shard(shard, {"rows": rows.half()})
-    predictions = random.integers(0, CLASSES, EXAMPLES).astype(np.int32)
-    found = inputs
-    for name, values in (
-        ("prediction", predictions),
-        ("probability", random.uniform(0.1, 1, EXAMPLES).astype(np.float32)),
-        ("rank", np.ones(EXAMPLES, np.int32)),
-        ("pef_norm", np.ones(EXAMPLES, np.float32)),
-        ("kept", np.ones(EXAMPLES, np.float32)),
-    ):
-        found = found.append_column(name, pa.array(values))
-    found = found.append_column("set_aside", pa.array([None] * EXAMPLES, pa.string()))
-    found = found.append_column("prediction_text", pa.array([labels[i] for i in predictions]))
-    run.finish(found)
-    run = Run.open(path)
+    texts = [" ".join(row) for row in words[random.integers(0, len(words), (EXAMPLES, 18))]]
+    labels = random.integers(0, CLASSES, EXAMPLES).tolist()
+    run = make_run(path, texts, labels, [f"class {i}" for i in range(CLASSES)], shard_examples=SHARD)
     generator = torch.Generator().manual_seed(0)
     decomposition = create(FitConfig(method="npeff", components=COMPONENTS))
     coefficients = torch.empty(EXAMPLES, COMPONENTS).uniform_(generator=generator)
@@ -107,7 +73,7 @@ def first_views(index: Path) -> dict[str, tuple[float, float]]:
     pages = {"overview": "", "component": "#/d/npeff/c/1000", "example": "#/d/npeff/e/50000"}
     found = {}
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=find_chromium(), args=_ARGUMENTS)
+        browser = launch(driver)
         for name, place in pages.items():
             openings = [_open(browser.new_page(), f"{index.as_uri()}{place}") for _ in range(OPENINGS)]
             waits, read = zip(*openings, strict=True)

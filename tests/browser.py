@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Playwright, expect
 
 HOSTILE = [
     "<script>window.ran = 1</script>",
@@ -28,10 +28,12 @@ HOSTILE = [
 ]
 
 
-def find_chromium() -> str:
+def launch(driver: Playwright) -> Browser:
+    """The Chromium of this machine."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert found, "These tests drive a real browser and need Chromium: apt-get install chromium."
-    return found
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    return driver.chromium.launch(executable_path=found, args=arguments)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from playwright.sync_api import Browser, sync_playwright
 
 from tests import tiny
-from tests.browser import find_chromium
+from tests.browser import launch
 
 # Workers side by side share the cores: threads that wait for a core another worker has make all of them slow. The
 # environment is for the processes that tests start.
@@ -43,8 +43,7 @@ def review_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One for a module: while it is open no other event loop can run."""
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=find_chromium(), args=arguments)
+        browser = launch(driver)
         yield browser
         browser.close()

@@ -22,6 +22,7 @@ def make_run(
     task_labels: Sequence[str] = LABELS,
     aside: Sequence[int] = (),
     seed: int = 0,
+    shard_examples: int = 64,
 ) -> Run:
     """A finished run with these examples; predictions and rows are drawn with `seed`."""
     random = np.random.default_rng(seed)
@@ -49,7 +50,7 @@ def make_run(
         "command": "collect",
         "config": {"model": {"model": "none"}},
         "identity": {"collected": ["fisher", "gradient", "activation"], "seed": seed},
-        "shard_examples": 64,
+        "shard_examples": shard_examples,
         "task": {
             "name": "synthetic",
             "prompt": "Review: {text}\nSentiment:",

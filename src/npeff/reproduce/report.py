@@ -125,8 +125,9 @@ def _figure(path: Path, recipe: Recipe, found: dict[str, Any]) -> None:
             points = [(value, place) for place, row in enumerate(rows) if (value := source(row, column)) is not None]
             face, label = ("none", "paper") if style == "ring" else ("#b03a2e", "measured")
             edge = "#1f6f8b" if style == "ring" else "#b03a2e"
+            size = 60 if style == "ring" else 18  # a ring is seen around the dot of an equal number
             axes.scatter(
-                [x for x, _ in points], [y for _, y in points], s=28, facecolors=face, edgecolors=edge, label=label
+                [x for x, _ in points], [y for _, y in points], s=size, facecolors=face, edgecolors=edge, label=label
             )
         axes.set_title(column, fontsize=8)
         axes.grid(axis="y", linewidth=0.3)
