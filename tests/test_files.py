@@ -32,6 +32,17 @@ def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["place"]
 
 
+def test_a_directory_whose_writer_was_killed_between_two_renames_is_not_lost(tmp_path):
+    place = tmp_path / "place [1]"
+    with whole_directory(place) as new:
+        (new / "a").write_text("first")
+    place.rename(tmp_path / f".{place.name}.01234567.old")
+    with pytest.raises(ZeroDivisionError), whole_directory(place):
+        raise ZeroDivisionError  # the next writer does not finish either
+    assert (place / "a").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == [place.name]
+
+
 def test_every_flipped_bit_of_a_sealed_file_is_found(tmp_path):
     """The name of the seal included: without it the file must not pass for one that was never sealed."""
     path = tmp_path / "sealed.json"

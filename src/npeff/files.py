@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -84,7 +85,11 @@ _ABANDONED = 24 * 3600.0
 
 def _remove_abandoned(path: Path) -> None:
     """Remove what killed writers of `path` left beside it; not what another process may be writing now."""
-    for leftover in (*path.parent.glob(f".{path.name}.*.new"), *path.parent.glob(f".{path.name}.*.old")):
+    name = glob.escape(path.name)
+    former = sorted(path.parent.glob(f".{name}.*.old"))
+    if former and not path.exists():  # its writer was killed between the two renames
+        former.pop().rename(path)
+    for leftover in (*path.parent.glob(f".{name}.*.new"), *former):
         if time.time() - leftover.stat().st_mtime > _ABANDONED:
             shutil.rmtree(leftover, ignore_errors=True)
 
