@@ -135,7 +135,7 @@ def _figure(path: Path, recipe: Recipe, found: dict[str, Any]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(rows)), [row if len(row) <= 40 else row[:39] + "…" for row in rows])
     panels[0].invert_yaxis()
-    panels[-1].legend(fontsize=7, frameon=False)
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=7, frameon=False)
     with matplotlib.rc_context({"svg.hashsalt": "npeff", "svg.fonttype": "none"}):
         for kind, metadata in (("png", {}), ("svg", {"Date": None})):
             with whole_file(path.with_suffix(f".{kind}")) as temporary:
