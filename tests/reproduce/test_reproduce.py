@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from npeff import cli
-from npeff.decompose import PaperConfig
+from npeff.decompose import PaperConfig, SaeConfig
 from npeff.decompose.run import DecomposeConfig, open_decomposition
 from npeff.errors import UserError
 from npeff.files import read_json
@@ -191,3 +191,12 @@ def test_cost_of_a_decomposition(tmp_path: Path) -> None:
     saved = open_decomposition(run, "timed")
     assert found["loss"] == pytest.approx(float(saved.residuals.mean()), rel=1e-5)
     assert saved.config.solver == "paper"
+
+
+def test_a_step_of_the_autoencoder_is_one_of_its_optimiser(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
+    options = SaeConfig(top_k=2, sae_steps=400, sae_patience=500)
+    config = DecomposeConfig(run=str(run.path), name="timed", method="sae", components=4, tolerance=0, sae=options)
+    found = costs._measure(config, torch.get_num_threads())
+    assert found["steps"] == 400 // 50 + 1, "an entry of the history in 50 steps, and the final loss"
+    assert 0 < 400 * found["step_ms"] < 1000 * found["seconds"] * 2

@@ -10,10 +10,16 @@ from npeff import distributed
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Blocks, pick_device
 from npeff.decompose.checks import check_dim, check_examples
+from npeff.decompose.config import SaeConfig
 from npeff.decompose.history import WINDOW, History, Progress
 from npeff.rows import RowSource
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+def steps_per_entry(options: SaeConfig) -> int:
+    """Steps of the optimiser between two entries of the history."""
+    return max(1, options.sae_patience // WINDOW)
 
 
 class Sae(Decomposition, method="sae"):
@@ -41,7 +47,7 @@ class Sae(Decomposition, method="sae"):
 
     def _train(self, x: torch.Tensor) -> None:
         options, C = self.config.sae, self.config.components
-        batch, every = min(options.sae_batch, len(x)), max(1, options.sae_patience // WINDOW)
+        batch, every = min(options.sae_batch, len(x)), steps_per_entry(options)
         generator = torch.Generator().manual_seed(self.config.seed)
         E = torch.nn.functional.normalize(torch.randn(C, x.shape[1], generator=generator), dim=1).to(x.device)
         parameters = [E, E.clone(), x.mean(dim=0)]

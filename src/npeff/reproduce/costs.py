@@ -18,6 +18,7 @@ from npeff.collect import load_prompts, prepare
 from npeff.configs import replace, to_dict
 from npeff.decompose import FitConfig
 from npeff.decompose.run import DIRECTORY, DecomposeConfig, fit
+from npeff.decompose.sae import steps_per_entry
 from npeff.estimate import estimate, peak_memory
 from npeff.files import read_json, write_json
 from npeff.models import choose_device
@@ -102,13 +103,16 @@ def _measure(config: DecomposeConfig, threads: int) -> dict[str, Any]:
     steps = decomposition.history.steps
     frozen = [step for step in steps if step.stage == "frozen"]
     rest = [step for step in steps if step.stage != "frozen"]
+    taken = 1
+    if config.method == "sae":
+        rest, taken = rest[:-1], steps_per_entry(options.sae)  # the last entry is the final loss
     return {
         "seconds": seconds,
         "solver_seconds": steps[-1].seconds if steps else 0.0,
         "steps": len(steps),
         "frozen_steps": len(frozen),
         "joint_steps": max(0, sum(step.stage == "joint" for step in steps) - 1),  # the last is the final loss
-        "step_ms": _mean_ms([step.seconds for step in rest]),
+        "step_ms": _mean_ms([step.seconds for step in rest], taken),
         "frozen_step_ms": _mean_ms([step.seconds for step in frozen]),
         "loss": decomposition.history.loss,
         "examples": int((decomposition.residuals > 0).sum()),
@@ -128,8 +132,9 @@ def _memory(device: torch.device, name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def _mean_ms(times: list[float]) -> float | None:
-    return 1000 * (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+def _mean_ms(times: list[float], taken: int = 1) -> float | None:
+    """Mean time of a step, of which `taken` were taken from one time to the next."""
+    return 1000 * (times[-1] - times[0]) / (len(times) - 1) / taken if len(times) > 1 else None
 
 
 def _record(shop: Workshop, bench: Bench, about: Any) -> Path:
