@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from npeff.errors import UserError
-from npeff.files import read_json, whole_directory, write_json
+from npeff.files import read_json, remove_partials, whole_directory, write_json
 
 
 def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -41,6 +41,17 @@ def test_a_directory_whose_writer_was_killed_between_two_renames_is_not_lost(tmp
         raise ZeroDivisionError  # the next writer does not finish either
     assert (place / "a").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == [place.name]
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_what_killed_writers_leave_is_removed(tmp_path, below):
+    """Also what safetensors was writing: it has a temporary file of its own, whose name we do not choose."""
+    (tmp_path / "deep").mkdir()
+    for name in ("a.json", ".lock", ".a.json.01234567.partial", ".tmpwYqbHb", "deep/.tmpAb12Cd", "deep/b.safetensors"):
+        (tmp_path / name).write_text("")
+    remove_partials(tmp_path, below=below)
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"a.json", ".lock", "deep/b.safetensors"} | (set() if below else {"deep/.tmpAb12Cd"})
 
 
 def test_every_flipped_bit_of_a_sealed_file_is_found(tmp_path):

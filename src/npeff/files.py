@@ -18,6 +18,8 @@ from typing import Any
 from npeff.errors import UserError, out_of_memory
 
 PARTIAL = ".partial"
+_LEFTOVERS = (f".*{PARTIAL}", ".tmp??????")
+"""Names of unfinished files: ours, and those that safetensors writes beside a file before it renames them."""
 SEAL = "seal"
 
 
@@ -204,7 +206,8 @@ def remove_partials(directory: Path, below: bool = False) -> None:
 
     To be called by who has the right to write there: a writer at work would lose its file.
     """
-    for leftover in Path(directory).glob(f"**/.*{PARTIAL}" if below else f".*{PARTIAL}"):
+    find = Path(directory).rglob if below else Path(directory).glob
+    for leftover in [path for name in _LEFTOVERS for path in find(name)]:
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:

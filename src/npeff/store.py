@@ -90,7 +90,7 @@ class Run:
         if version > FORMAT:
             raise UserError(
                 f"{path} was written by a newer npeff ({manifest.get('npeff')}, format {version}); "
-                f"this one reads formats up to {FORMAT}. Upgrade npeff."
+                f"this one reads formats up to {FORMAT}. Upgrade npeff. (If it was not, {MANIFEST} is damaged.)"
             )
         manifest = without_seal(path / MANIFEST, manifest)
         wrong = _wrong_entries(manifest)
