@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from npeff import distributed
@@ -42,26 +44,40 @@ def estimate_collection(config: CollectConfig) -> Estimate:
 
 
 def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
-    """Measure batches of short, middling and long prompts, and scale by the tokens of all of them."""
+    """Measure batches of long, middling and short prompts, and scale by the tokens of all of them."""
     collector, config = prepared.collector, prepared.config
     batches = list(collector.batches(prompts, config.batch_tokens))
-    collector.collect([prompts[i] for i in batches[-1][:1]], [0])  # the first batch pays for set-up; do not count it
-    chosen = sorted({0, len(batches) // 2, len(batches) - 1})[:MEASURED_BATCHES]
+    # the first batch pays for set-up, so its time does not count; it is the longest, so it shows the peak of memory
+    collector.collect([prompts[i] for i in batches[0]], batches[0])
+    extra = collector.answer_model.extra_tokens
+    chosen = representative([_tokens(prompts, batch, extra) for batch in batches])
     sample = [i for index in chosen for i in batches[index]]
     begin = time.perf_counter()
     storage = getattr(torch, config.storage)
     found = collect_prompts(prepared, [prompts[i] for i in sample], sample, storage=storage)
     seconds = time.perf_counter() - begin
-    extra = collector.answer_model.extra_tokens
-    tokens = sum(len(prompts[i]) + extra for i in sample)
-    everything = sum(len(prompt) + extra for prompt in prompts)
-    total = seconds * everything / tokens / world_size()
+    everything, measured = _tokens(prompts, range(len(prompts)), extra), _tokens(prompts, sample, extra)
+    total = seconds * everything / measured / world_size()
     each = sum(tensor.numel() * tensor.element_size() for tensor in found.values()) / len(sample)
     memory = peak_memory(prepared.model.device)
     if prepared.model.device.type != "cuda":
         # a shard is held twice while it is put in order; the sample was, too
         memory += int(2 * each * max(0, min(config.shard_examples, len(prompts)) - len(sample)))
     return Estimate(total, int(each * len(prompts)), memory, total / len(prompts))
+
+
+def representative(tokens: Sequence[int]) -> list[int]:
+    """Batches that stand for all, given the tokens of each: those in the middle of equal shares of the tokens.
+
+    The first and the last would not do: the longest prompts, and what is left over, cost more for a token.
+    """
+    ends = np.cumsum(tokens)
+    middles = (np.arange(MEASURED_BATCHES) + 0.5) / MEASURED_BATCHES * ends[-1]
+    return np.unique(np.searchsorted(ends, middles)).tolist()
+
+
+def _tokens(prompts: Sequence[Sequence[int]], chosen: Iterable[int], extra: int) -> int:
+    return sum(len(prompts[i]) + extra for i in chosen)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from npeff.capture import Capture
 from npeff.collect import CollectConfig, collect, prepare_run
 from npeff.configs import from_dict
 from npeff.decompose.run import open_decomposition
@@ -91,28 +92,42 @@ def test_lift_is_the_sum_of_plain_gradients(run, prepared, prompts, method):
     check_against_autograd(run, prepared, prompts, sums)
 
 
-@pytest.mark.parametrize("count", [2, 12])
-def test_lift_with_ten_answers_conv1d_and_both_kinds_of_rows(many_answers, count):
-    """Two vectors: a backward pass each. Twelve: more than the nine directions, which they then share."""
-    run = many_answers
-    prepared = prepare_run(run, "cpu")
+def random_sums(run, kinds):
+    """Two sums of a run's rows, the first of which leaves most examples out."""
     generator = torch.Generator().manual_seed(0)
-    rows = {"fisher": int(run.source("fisher").ranks.sum()), "gradient": 40}
-    weights = {kind: torch.randn(count, size, generator=generator) for kind, size in rows.items()}
-    weights["fisher"][0, 30:] = 0
-    weights["gradient"][0, 3:] = 0
-    vectors = sum(weights[kind] @ run.source(kind).read(0, 40) for kind in rows)
-    sums = RowSums(vectors, weights).take([0, 1] if count == 2 else list(range(count)))
-    assert run.source("fisher").ranks.max() == 9
-    prompts = read_prompts(run, prepared)
-    if count == 2:
-        check_against_autograd(run, prepared, prompts, sums)
-    else:
-        shared = Lifter(run, prepared, prompts).lift(sums)
-        for j in (0, 7):
-            (alone,) = Lifter(run, prepared, prompts).lift(sums.take([j]))
-            for name, part in alone.items():
-                torch.testing.assert_close(shared[j][name], part, rtol=1e-3, atol=1e-4 * norm(alone))
+    weights = {kind: torch.randn(2, int(run.source(kind).ranks.sum()), generator=generator) for kind in kinds}
+    for kind in kinds:
+        weights[kind][0, 3 * int(run.source(kind).ranks.max()) :] = 0
+    return RowSums(sum(weights[kind] @ run.source(kind).read(0, 40) for kind in kinds), weights)
+
+
+@pytest.mark.parametrize("kinds", [("fisher", "gradient"), ("fisher",), ("gradient",)])
+def test_lift_with_ten_answers_conv1d_and_any_kinds_of_rows(many_answers, kinds):
+    prepared = prepare_run(many_answers, "cpu")
+    assert many_answers.source("fisher").ranks.max() == 9
+    prompts = read_prompts(many_answers, prepared)
+    check_against_autograd(many_answers, prepared, prompts, random_sums(many_answers, kinds))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "shared"), [(("fisher",), False), (("gradient",), True), (("fisher", "gradient"), False)]
+)
+def test_backward_passes_of_a_lift(many_answers, monkeypatch, kinds, shared):
+    """Gradients have one direction, which vectors share; Fishers have nine, so each vector takes its own sum."""
+    prepared = prepare_run(many_answers, "cpu")
+    prompts = read_prompts(many_answers, prepared)
+    backward, passes = Capture.backward, []
+
+    def counting(*arguments, **options):
+        passes.append(1)
+        backward(*arguments, **options)
+
+    monkeypatch.setattr(Capture, "backward", counting)
+    Lifter(many_answers, prepared, prompts).lift(random_sums(many_answers, kinds))
+    batches = list(prepared.collector.batches(prompts, prepared.config.batch_tokens))
+    with_first = sum(bool(set(batch) & {0, 1, 2}) for batch in batches)
+    assert with_first < len(batches)
+    assert len(passes) == (len(batches) if shared else len(batches) + with_first)
 
 
 def test_lifted_components_have_the_component_as_sketch(run, prepared, lifter):

@@ -2,7 +2,7 @@
 
 A stored row is the sketch of v J / c, with v an output direction, J = ∂z/∂θ and c a norm. So Σ α · row is the sketch
 of Σ (α/c) v J: a backward pass in which an example's output gradient is (α/c) v. Several vectors share the forward pass
-and the output gradients δ of every direction; each adds only Σ_t (α/c) δ_t x_tᵀ of its own.
+and, where every example has one direction, the output gradients δ: each adds only Σ_t (α/c) δ_t x_tᵀ of its own.
 """
 
 from __future__ import annotations
@@ -80,28 +80,29 @@ class Lifter:
             capture.start(len(prompts), *answer_model.sequences(prompts))
             z, _ = answer_model.logits(prompts)
             V, mix = self._directions(sums, z.detach().double().softmax(1), examples)
-            for row in range(V.shape[1]):
+            rows = mix.any(0).any(0).nonzero().view(-1).tolist()
+            for row in rows:
                 shares = mix[:, :, row].to(z.device, torch.float32)
 
                 def consumer(module: CapturedModule, delta: torch.Tensor, x: torch.Tensor) -> None:
                     _add_products(module, delta, x, shares, totals[module.name])  # noqa: B023 - used up in this turn
 
-                capture.backward(z, V[:, row].float(), consumer, keep_graph=row + 1 < V.shape[1])
+                capture.backward(z, V[:, row].float(), consumer, keep_graph=row != rows[-1])
 
     def _directions(self, sums: RowSums, p: torch.Tensor, examples: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Output directions V [B, q, r] and what each vector takes of them, mix [J, B, q]; float64.
 
-        With more directions than vectors, each vector's own sum of directions is taken instead: fewer passes.
+        A pass costs 2 units, and each product of a vector in it 2 more. So q > 1 directions shared by J vectors would
+        cost q (2 + 2 J); instead each vector has its own sum of directions, in a pass of its own: J (2 + 2).
         """
         J, B = len(sums.vectors), len(examples)
         V, mix = p.new_zeros(B, 0, p.shape[1]), p.new_zeros(J, B, 0)
-        if self._ranks.any():
+        if "fisher" in sums.weights:
+            assert self._pef_norms is not None
             V, _ = make_directions(self.prepared.config.directions, p, examples)
             if self.prepared.config.directions.rank is not None:
                 V = self._reduced(V, examples)
             mix = p.new_zeros(J, B, V.shape[1])
-        if "fisher" in sums.weights:
-            assert self._pef_norms is not None
             for b, i in enumerate(examples):
                 start, rank = self._starts[i], self._ranks[i]
                 if rank:
@@ -118,9 +119,10 @@ class Lifter:
             else:
                 V = torch.cat([V, predicted(p)[:, None]], 1)
                 mix = torch.cat([mix, shares[:, :, None]], 2)
-        if V.shape[1] > J:
+        if V.shape[1] > 1:
             V = torch.einsum("jbq,bqr->bjr", mix, V)
-            mix = torch.eye(J, dtype=mix.dtype, device=mix.device)[:, None, :].expand(J, B, J)
+            carried = mix.any(2)
+            mix = torch.eye(J, dtype=mix.dtype, device=mix.device)[:, None, :] * carried[:, :, None]
         return V, mix
 
     def _reduced(self, V: torch.Tensor, examples: list[int]) -> torch.Tensor:
