@@ -75,6 +75,17 @@ def test_perturb_measures_both_signs_at_equal_effect(config):
     assert {"results.csv", "table.md", "curve.png", "where.png", "config.json"} <= {p.name for p in folder.iterdir()}
 
 
+def test_prediction_may_be_left_out_and_made_later(config):
+    found = perturb(change(config, predict=False))
+    assert found["predicted_ratio"] is None
+    folder, before = results(config, "npeff-reject-lift")
+    assert [record["best"]["predicted_ratio"] for record in before["components"]] == [None, None]
+    assert "| nan" not in (folder / "table.md").read_text(encoding="utf-8")
+    again = perturb(config)
+    assert again["kl_ratio"] == pytest.approx(found["kl_ratio"], rel=1e-6)
+    assert again["predicted_ratio"] == pytest.approx(again["kl_ratio"], rel=0.1)
+
+
 def test_whitening_uses_no_evaluation_example_and_beats_plain(config):
     run = Run.open(config.run)
     decomposition = open_decomposition(run, "npeff")

@@ -98,13 +98,15 @@ class Evaluator:
                 )
         return points
 
-    def predict(self, orders: Sequence[Tops], vector: Parameters) -> list[tuple[float, float]]:
+    def predict(
+        self, orders: Sequence[Tops], vector: Parameters, random_too: bool = True
+    ) -> list[tuple[float, float | None]]:
         """Second-order KL of top and of random examples for a change of length 1 along a unit vector, for each order.
 
         From exact derivatives: the sketch of a whitened vector underrates what it does to examples that it was not
-        whitened against.
+        whitened against. They cost as much as three measurements, so random examples may be left out.
         """
-        random = float(self._count(self._random).second_order(vector).mean())
+        random = float(self._count(self._random).second_order(vector).mean()) if random_too else None
         tops = [Divergence(self.prepared, self.prompts, tops.top.tolist()) for tops in orders]
         return [(float(self._count(top).second_order(vector).mean()), random) for top in tops]
 

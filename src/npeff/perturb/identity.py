@@ -10,8 +10,8 @@ from typing import Any
 from npeff.decompose import Decomposition
 from npeff.store import Run
 
-# options that say where results go or how fast they come, not what they are
-_NOT_IDENTITY = ("run", "label", "overwrite", "device", "memory_gb")
+# options that say where results go, how fast they come or what comes with them, not what they are
+_NOT_IDENTITY = ("run", "label", "overwrite", "device", "memory_gb", "predict")
 
 
 def identity(run: Run, decomposition: Decomposition, config: Mapping[str, Any]) -> str:

@@ -55,6 +55,7 @@ def perturbations(shop: Workshop, bench: Bench, step: Step) -> Findings:
             threshold=THRESHOLD,
             top=TOP,
             magnitude=None if scale.is_small(paper) else MAGNITUDE,
+            predict=False,  # the paper's tables have no predictions
             device=shop.device,
             label=f"reproduce-{fit.name}",
         )
