@@ -12,6 +12,7 @@ from npeff.collect import prepare_run
 from npeff.models import select_parameters
 from npeff.perturb.divergence import Divergence, find_magnitude
 from npeff.perturb.lift import read_prompts
+from npeff.perturb.tangent import moving
 from npeff.perturb.weights import EditedWeights
 from tests import tiny
 
@@ -68,8 +69,18 @@ def test_second_order_is_the_quadratic_form_of_the_fisher(run, many_answers, kin
             form += 0.5 * float(value.detach().exp()) * slope**2
         expected.append(form)
     np.testing.assert_allclose(found, expected, rtol=1e-3)
-    hooks = [module.module._forward_hooks for module in prepared.selection.modules]
-    assert not any(hooks), "nothing is left behind"
+
+
+def test_parameters_are_themselves_again_after_derivatives(prepared):
+    modules = prepared.selection.modules
+    before = [dict(module.module.named_parameters()) for module in modules]
+    with pytest.raises(KeyboardInterrupt), moving(modules, random_vector(prepared)):
+        assert modules[0].module.weight is not before[0]["weight"]
+        raise KeyboardInterrupt
+    for module, parameters in zip(modules, before, strict=True):
+        now = dict(module.module.named_parameters())
+        assert now.keys() == parameters.keys()
+        assert all(now[name] is parameter for name, parameter in parameters.items())
 
 
 def test_unchanged_weights_diverge_by_exactly_zero(prepared, prompts):

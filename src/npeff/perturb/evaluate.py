@@ -104,7 +104,7 @@ class Evaluator:
         """Second-order KL of top and of random examples for a change of length 1 along a unit vector, for each order.
 
         From exact derivatives: the sketch of a whitened vector underrates what it does to examples that it was not
-        whitened against. They cost as much as three measurements, so random examples may be left out.
+        whitened against. They cost more than three measurements, so random examples may be left out.
         """
         random = float(self._count(self._random).second_order(vector).mean()) if random_too else None
         tops = [Divergence(self.prepared, self.prompts, tops.top.tolist()) for tops in orders]

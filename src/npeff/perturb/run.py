@@ -74,7 +74,7 @@ class PerturbConfig:
     target_kl: float = 0.1
     """Mean KL divergence of top examples to reach, so that methods are compared at equal effect."""
     predict: bool = True
-    """Also say the ratio that the derivatives predict; without it, measuring takes half as long."""
+    """Also say the ratio that derivatives predict; without it, measuring takes little more than half as long."""
     curve: tuple[float, ...] = ()
     """Also measure the ratio at these multiples of the magnitude, as 0.1 0.3 1 3, for a figure."""
     save: Literal["nothing", "delta", "adapter", "model"] = "nothing"

@@ -23,34 +23,24 @@ def moving(modules: Iterable[CapturedModule], vector: Parameters) -> Iterator[Ca
     with moving(selection.modules, vector) as derivative:
         dz = derivative(answer logits)      # J v
 
-    Parameters are not touched: a hook adds V x to the derivative of each module's output, V its part of the vector.
+    Modules hold dual numbers of their parameters and the vector meanwhile; the parameters themselves stay as they are.
     """
-    handles = []
+    held: list[tuple[torch.nn.Module, str, torch.nn.Parameter | None]] = []
     try:
         # only the plain form of attention can be differentiated forwards
         with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
             for module in modules:
-                if module.name in vector:
-                    handles.append(module.module.register_forward_hook(_hook(module, vector[module.name])))
+                parts = module.unpack(vector[module.name]) if module.name in vector else {}
+                for name, part in parts.items():
+                    kind = name.rpartition(".")[2]
+                    parameter = getattr(module.module, kind)
+                    held.append((module.module, kind, parameter))
+                    # not by assignment, which takes nothing but a Parameter, and that would lose the derivative
+                    module.module._parameters[kind] = forward_ad.make_dual(parameter.detach(), part.to(parameter))
             yield _derivative
     finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _hook(module: CapturedModule, matrix: torch.Tensor) -> Callable[[Any, tuple[Any, ...], torch.Tensor], torch.Tensor]:
-    def hook(_: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        x = forward_ad.unpack_dual(arguments[0]).primal
-        V = matrix.to(output.device, output.dtype)
-        change = torch.zeros_like(forward_ad.unpack_dual(output).primal)
-        if module.weight:
-            change += x @ V[:, : x.shape[-1]].T
-        if module.bias:
-            change += V[:, -1]
-        moved: torch.Tensor = output + forward_ad.make_dual(torch.zeros_like(change), change)
-        return moved
-
-    return hook
+        for owner, kind, before in held:
+            owner._parameters[kind] = before
 
 
 def _derivative(value: torch.Tensor) -> torch.Tensor:
