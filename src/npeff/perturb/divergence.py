@@ -44,12 +44,12 @@ class Divergence:
     def second_order(self, vector: Parameters) -> np.ndarray:
         """KL per squared magnitude [n] of an infinitesimal change along `vector`: half the variance of Jv under p."""
         found = np.empty(len(self.examples))
-        for batch, before in zip(self._batches, self._before, strict=True):
-            with moving(self._modules, vector) as derivative:
+        with moving(self._modules, vector) as derivative:  # once for all batches: it may have to copy the vector
+            for batch, before in zip(self._batches, self._before, strict=True):
                 dz = derivative(self._model.logits([self._prompts[i] for i in batch])[0]).double().cpu()
-            p = before.exp()
-            mean = (p * dz).sum(1, keepdim=True)
-            found[batch] = 0.5 * (p * (dz - mean).square()).sum(1).numpy()
+                p = before.exp()
+                mean = (p * dz).sum(1, keepdim=True)
+                found[batch] = 0.5 * (p * (dz - mean).square()).sum(1).numpy()
         return found
 
     def _log_probabilities(self) -> list[torch.Tensor]:
