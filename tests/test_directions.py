@@ -189,13 +189,14 @@ def test_predicted_is_not_made_of_too_few_rows():
 
 def test_rank_reduction_is_the_svd():
     rows = torch.randn(3, 6, 50, generator=torch.Generator().manual_seed(0))
-    reduced, kept = reduce_rank(rows, 2)
+    reduced, kept, mix = reduce_rank(rows, 2)
+    torch.testing.assert_close(mix @ rows, reduced)
     for i in range(3):
         _, s, Vt = np.linalg.svd(rows[i].numpy(), full_matrices=False)
         best = Vt[:2].T @ np.diag(s[:2] ** 2) @ Vt[:2]
         np.testing.assert_allclose((reduced[i].T @ reduced[i]).numpy(), best, atol=1e-3)
         assert float(kept[i]) == pytest.approx((s[:2] ** 2).sum() / (s**2).sum(), rel=1e-4)
-    turned, share = reduce_rank(rows, 9)
+    turned, share, _ = reduce_rank(rows, 9)
     torch.testing.assert_close(turned.mT @ turned, rows.mT @ rows, rtol=1e-4, atol=1e-3)
     assert bool((share - 1).abs().max() < 1e-6)
 
@@ -203,10 +204,10 @@ def test_rank_reduction_is_the_svd():
 def test_rank_reduction_does_not_depend_on_the_batch():
     """Neither on rows of zeros, which others of a batch need, nor on the signs that a solver happens to choose."""
     rows = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(0))
-    alone, _ = reduce_rank(rows, 4)
-    padded, _ = reduce_rank(torch.cat([rows, torch.zeros(3, 5, 50)], 1), 4)
+    alone, _, _ = reduce_rank(rows, 4)
+    padded, _, _ = reduce_rank(torch.cat([rows, torch.zeros(3, 5, 50)], 1), 4)
     torch.testing.assert_close(padded, alone, rtol=1e-3, atol=1e-4)
-    turned, _ = reduce_rank(rows[:1] + 1e-7, 4)
+    turned, _, _ = reduce_rank(rows[:1] + 1e-7, 4)
     torch.testing.assert_close(turned, alone[:1], rtol=1e-3, atol=1e-4)
 
 

@@ -49,13 +49,12 @@ class Collector:
         self.model, self.sketch, self.directions, self.wanted = model, sketch, directions, wanted
         self.selection = selection
         self.answer_model = AnswerModel(model, answers, padding, share_prompt)
+        self._most_rows = most_rows(directions, self.answer_model.count)
 
     def batches(self, prompts: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
         """Positions in `prompts` in batches of similar length and at most `budget` tokens, padding included."""
         extra = self.answer_model.extra_tokens
-        most = max(
-            1, DIRECTION_ENTRIES // (self.answer_model.count * most_rows(self.directions, self.answer_model.count))
-        )
+        most = max(1, DIRECTION_ENTRIES // (self.answer_model.count * self._most_rows))
         batch: list[int] = []
         for position in sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)):
             # longest first, so the first of a batch sets its width
@@ -73,7 +72,8 @@ class Collector:
         Returns, for B examples and k rows of which an example uses the first `rank`:
         rows [B, k, p] and gradient [B, p] at unit norm; pef_norm, gradient_norm, kept, probability [B]; rank,
         prediction, set_aside [B] (set aside: something was not finite); activation [B, d]; probabilities [B, r], or
-        for the vocabulary the leading top_probabilities and top_tokens [B, 8]. On the CPU.
+        for the vocabulary the leading top_probabilities and top_tokens [B, 8]; where the rank was reduced, mixture
+        [B, k, most directions], which turns directions into those of the rows. On the CPU.
         """
         with Capture(self.selection.modules, self.sketch.fold_input) as capture, _LastResidual(self) as residual:
             capture.start(len(prompts), *self.answer_model.sequences(prompts))
@@ -132,7 +132,10 @@ class Collector:
             size = torch.where(size > 0, torch.exp2(size.log2().floor()), 1.0)
             rows = rows / size[:, None, None]
             if self.directions.rank is not None:
-                rows, share = reduce_rank(rows, self.directions.rank)
+                rows, share, mix = reduce_rank(rows, self.directions.rank)
+                # batches may differ in the number of directions, so all are padded to the most that there can be
+                fewer = min(self.directions.rank, self._most_rows) - mix.shape[1]
+                found["mixture"] = torch.nn.functional.pad(mix, (0, self._most_rows - count, 0, fewer))
                 kept, used = kept * share, used[:, : self.directions.rank]
             gram = (rows @ rows.mT).double()
             norm = gram.square().sum((1, 2)).sqrt()

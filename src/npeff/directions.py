@@ -217,13 +217,15 @@ def combine_to_predicted(V: torch.Tensor, p: torch.Tensor) -> torch.Tensor | Non
     return coefficients if bool((error < 1e-5).all()) else None
 
 
-def reduce_rank(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best `rank` rows for GᵀG: rows [B, k, p] → ([B, min(rank, k), p], share of the trace that is left [B]).
+def reduce_rank(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The best `rank` rows for GᵀG: rows [B, k, p] → [B, R, p] with R = min(rank, k), share of the trace left [B], mix.
 
-    Also where k ≤ rank, so that an example's rows do not depend on how many rows the others of its batch need.
+    The mix [B, R, k] made the new rows of the old ones. Rows are mixed where k ≤ rank too, so that those of an example do
+    not depend on how many the others of its batch need.
     """
     gram = (rows @ rows.mT).double()
     values, top = _leading(gram, min(rank, rows.shape[1]))
     whole = gram.diagonal(dim1=1, dim2=2).sum(1)
     kept = values.sum(1) / whole.clamp_min(torch.finfo(torch.float64).tiny)
-    return top.to(rows.dtype) @ rows, kept
+    mix = top.to(rows.dtype)
+    return mix @ rows, kept, mix

@@ -184,6 +184,11 @@ class Run:
         self._check_rows()
         return torch.cat([read_tensors(self.whole_shard(shard), [name])[name] for shard in self.shards])
 
+    def has_tensor(self, name: str) -> bool:
+        """Whether the shards have a tensor of this name."""
+        self._check_rows()
+        return all(name in tensor_names(self.whole_shard(shard)) for shard in self.shards)
+
     # --- writing shards ----------------------------------------------------------------------------------------
 
     def write_shard(self, shard: Shard, tensors: dict[str, torch.Tensor]) -> None:
@@ -390,6 +395,12 @@ def read_tensors(path: Path, names: list[str]) -> dict[str, torch.Tensor]:
     """Named tensors of a shard."""
     with _shard_errors(path), safe_open(path, framework="pt") as handle:
         return {name: handle.get_tensor(name) for name in names}
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Names of a shard's tensors."""
+    with _shard_errors(path), safe_open(path, framework="pt") as handle:
+        return list(handle.keys())
 
 
 class _shard_errors:  # noqa: N801 - reads as a block

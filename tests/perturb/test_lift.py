@@ -14,6 +14,7 @@ from npeff.directions import make_directions, predicted
 from npeff.errors import UserError
 from npeff.perturb.lift import Lifter, norm, read_prompts, scale_to_unit
 from npeff.perturb.rowsums import RowSums, check_component, check_method, component_sums, truncate
+from npeff.store import Run, read_tensors, tensor_names
 
 METHODS = ("npeff", "gnpeff", "clusters", "svd-gradients")
 
@@ -109,13 +110,8 @@ def test_lift_with_ten_answers_conv1d_and_any_kinds_of_rows(many_answers, kinds)
     check_against_autograd(many_answers, prepared, prompts, random_sums(many_answers, kinds))
 
 
-@pytest.mark.parametrize(
-    ("kinds", "shared"), [(("fisher",), False), (("gradient",), True), (("fisher", "gradient"), False)]
-)
-def test_backward_passes_of_a_lift(many_answers, monkeypatch, kinds, shared):
-    """Gradients have one direction, which vectors share; Fishers have nine, so each vector takes its own sum."""
-    prepared = prepare_run(many_answers, "cpu")
-    prompts = read_prompts(many_answers, prepared)
+def count_passes(monkeypatch):
+    """A list that grows by one with every backward pass."""
     backward, passes = Capture.backward, []
 
     def counting(*arguments, **options):
@@ -123,6 +119,17 @@ def test_backward_passes_of_a_lift(many_answers, monkeypatch, kinds, shared):
         backward(*arguments, **options)
 
     monkeypatch.setattr(Capture, "backward", counting)
+    return passes
+
+
+@pytest.mark.parametrize(
+    ("kinds", "shared"), [(("fisher",), False), (("gradient",), True), (("fisher", "gradient"), False)]
+)
+def test_backward_passes_of_a_lift(many_answers, monkeypatch, kinds, shared):
+    """Gradients have one direction, which vectors share; Fishers have nine, so each vector takes its own sum."""
+    prepared = prepare_run(many_answers, "cpu")
+    prompts = read_prompts(many_answers, prepared)
+    passes = count_passes(monkeypatch)
     Lifter(many_answers, prepared, prompts).lift(random_sums(many_answers, kinds))
     batches = list(prepared.collector.batches(prompts, prepared.config.batch_tokens))
     with_first = sum(bool(set(batch) & {0, 1, 2}) for batch in batches)
@@ -181,14 +188,37 @@ def test_wrong_components_and_methods_are_refused(run):
         check_method(decomposition)
 
 
-def test_rows_of_reduced_rank_are_lifted_too(tmp_path, many_answers):
-    """Their mixture happened after the sketch; it is found again."""
-    made = many_answers.manifest["config"]
-    config = from_dict(CollectConfig, made | {"run": str(tmp_path / "run"), "directions": {"rank": 2}})
-    run = collect(config)
+def reduced(path, many_answers, directions):
+    """A run whose rows were mixed after the sketch, and two sums of its rows."""
+    made = many_answers.manifest["config"] | {"directions": {"directions": directions, "rank": 2}}
+    run = collect(from_dict(CollectConfig, made | {"run": str(path)}))
     assert run.source("fisher").ranks.max() == 2
-    prepared = prepare_run(run, "cpu")
     weights = torch.randn(2, int(run.source("fisher").ranks.sum()), generator=torch.Generator().manual_seed(3))
-    sums = RowSums(weights @ run.source("fisher").read(0, 40), {"fisher": weights})
-    for j, vector in enumerate(Lifter(run, prepared, read_prompts(run, prepared)).lift(sums)):
+    return run, RowSums(weights @ run.source("fisher").read(0, 40), {"fisher": weights})
+
+
+@pytest.mark.parametrize("directions", ["exact", "projection:5", "sampling:5", "spectral:0.5"])
+def test_rows_of_reduced_rank_are_lifted_without_collecting_again(tmp_path, many_answers, monkeypatch, directions):
+    run, sums = reduced(tmp_path / "run", many_answers, directions)
+    prepared = prepare_run(run, "cpu")
+    prompts = read_prompts(run, prepared)
+    passes = count_passes(monkeypatch)
+    for j, vector in enumerate(Lifter(run, prepared, prompts).lift(sums)):
+        assert cosine(prepared.collector.sketch.matvec(vector), sums.vectors[j]) > 0.99999
+    assert len(passes) == 2 * len(list(prepared.collector.batches(prompts, prepared.config.batch_tokens)))
+
+
+def test_rows_of_reduced_rank_are_lifted_where_an_early_run_did_not_keep_their_mixture(tmp_path, many_answers):
+    run, sums = reduced(tmp_path / "run", many_answers, "projection:5")
+    prepared = prepare_run(run, "cpu")
+    prompts = read_prompts(run, prepared)
+    kept = Lifter(run, prepared, prompts).lift(sums)
+    for shard in run.shards:
+        names = [name for name in tensor_names(run.whole_shard(shard)) if name != "mixture"]
+        run.write_shard(shard, read_tensors(run.whole_shard(shard), names))
+    run.finish(run.table)
+    early = Lifter(Run.open(run.path), prepared, prompts).lift(sums)
+    for j, vector in enumerate(early):
         assert cosine(prepared.collector.sketch.matvec(vector), sums.vectors[j]) > 0.999
+        for name, part in vector.items():
+            torch.testing.assert_close(part, kept[j][name], rtol=0, atol=1e-3 * float(part.abs().max()))

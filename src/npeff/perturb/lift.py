@@ -47,6 +47,7 @@ class Lifter:
         self._gradient_place = np.cumsum(usable) - 1
         self._pef_norms = run.table["pef_norm"].to_numpy() if "fisher" in collected else None
         self._gradient_norms = run.tensor("gradient_norm").numpy() if "gradient" in collected else None
+        self._mixture = run.tensor("mixture") if run.has_tensor("mixture") else None
 
     def lift(self, sums: RowSums, bar: Any = None) -> list[Parameters]:
         """The vectors in parameter space; memory 4 · n · J, and 4 · J · tokens of a batch · d_out while it runs."""
@@ -126,9 +127,16 @@ class Lifter:
         return V, mix
 
     def _reduced(self, V: torch.Tensor, examples: list[int]) -> torch.Tensor:
-        """Directions of rows that were mixed after the sketch (--rank): [B, k, r] → [B, rank, r].
+        """Directions of rows that were mixed after the sketch (--rank): [B, k, r] → [B, rank, r]."""
+        if self._mixture is None:
+            return self._mixture_of_rows(V, examples) @ V
+        return self._mixture[examples][:, :, : V.shape[1]].to(V) @ V
 
-        The mixture Q is found again from what it gave: stored rows = Q · sketched rows, so Q = S Rᵀ (R Rᵀ)⁺.
+    def _mixture_of_rows(self, V: torch.Tensor, examples: list[int]) -> torch.Tensor:
+        """The mixture [B, rank, k] of a run that did not keep it, as early ones did not.
+
+        It is found again from what it gave: stored rows = Q · sketched rows, so Q = S Rᵀ (R Rᵀ)⁺. That takes all
+        backward passes of the collection.
         """
         assert self._pef_norms is not None
         answer_model, sketch = self.prepared.collector.answer_model, self.prepared.collector.sketch
@@ -142,7 +150,7 @@ class Lifter:
         for b, i in enumerate(examples):
             stored[b, : self._ranks[i]] = source.read(i, i + 1).to(rows) * float(self._pef_norms[i]) ** 0.5
         inverse = torch.linalg.pinv((rows @ rows.mT).double(), rtol=1e-6, hermitian=True)
-        return (stored @ rows.mT).double() @ inverse @ V
+        return (stored @ rows.mT).double() @ inverse
 
 
 def _add_products(
