@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"npeff {arguments[0]}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print("\nStopped. What is finished is kept: the same command goes on from there.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

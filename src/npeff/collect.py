@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -243,12 +242,6 @@ def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shard
         try:
             for shard in mine:
                 run.write_shard(shard, _collect_shard(prepared, prompts, shard, bar))
-        except KeyboardInterrupt:
-            bar.close()
-            print(
-                f"\nStopped. Finished shards are kept in {run.path}; the same command continues there.", file=sys.stderr
-            )
-            raise
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"Out of memory with batches of {prepared.config.batch_tokens} tokens. Run the same command with a "

@@ -220,8 +220,8 @@ def combine_to_predicted(V: torch.Tensor, p: torch.Tensor) -> torch.Tensor | Non
 def reduce_rank(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The best `rank` rows for GᵀG: rows [B, k, p] → [B, R, p] with R = min(rank, k), share of the trace left [B], mix.
 
-    The mix [B, R, k] made the new rows of the old ones. Rows are mixed where k ≤ rank too, so that those of an example do
-    not depend on how many the others of its batch need.
+    The mix [B, R, k] made the new rows of the old ones. Rows are mixed where k ≤ rank too, so that those of an example
+    do not depend on how many the others of its batch need.
     """
     gram = (rows @ rows.mT).double()
     values, top = _leading(gram, min(rank, rows.shape[1]))
