@@ -8,7 +8,6 @@ one. A line counts once its line break is there: what a killed writer left behin
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import getpass
 import json
@@ -22,7 +21,7 @@ import tyro
 
 from npeff.analyse.run import decomposition_folder, finished_decompositions
 from npeff.errors import UserError
-from npeff.files import disk_errors, read_json, whole_file, with_seal, without_seal, write_json
+from npeff.files import disk_errors, read_json, with_seal, without_seal, write_csv, write_json
 from npeff.locks import only_one
 from npeff.store import Run
 from npeff.tasks import is_text
@@ -213,10 +212,7 @@ def labels(config: LabelsConfig) -> list[dict[str, Any]]:
     ]
     if config.csv is not None:
         columns = ["decomposition", *(field.name for field in dataclasses.fields(Annotation))]
-        with whole_file(Path(config.csv)) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-            writer = csv.DictWriter(handle, columns)
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(Path(config.csv), [columns, *([row[name] for name in columns] for row in rows)])
     if config.json is not None:
         write_json(Path(config.json), rows)
     if config.csv is None and config.json is None:

@@ -39,20 +39,28 @@ def _describe(task: Task) -> dict[str, Any]:
     return {"name": task.name, "prompt": task.prompt, "answers": task.answers, "labels": list(task.labels)}
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = (), prefix: str = "") -> list[str]:
+def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> list[str]:
     """Differing entries of two nested dictionaries, for people to read, except those that `but` names (as "a.b")."""
+    return [f"{name} was {brief(before)} and is now {brief(now)}" for name, before, now in changes(old, new, but)]
+
+
+def changes(
+    old: dict[str, Any], new: dict[str, Any], but: Collection[str] = (), prefix: str = ""
+) -> list[tuple[str, Any, Any]]:
+    """The same as (name, old value, new value)."""
     found = []
     for name in sorted({*old, *new}):
         before, now, whole = old.get(name), new.get(name), prefix + name
         if whole in but:
             continue
         if isinstance(before, dict) and isinstance(now, dict):
-            found += differences(before, now, but, f"{whole}.")
+            found += changes(before, now, but, f"{whole}.")
         elif before != now:
-            found.append(f"{whole} was {_brief(before)} and is now {_brief(now)}")
+            found.append((whole, before, now))
     return found
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """A value of a config, not too long."""
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from npeff.analyse import matching
-from npeff.analyse.stability import StabilityConfig, stability
-from npeff.errors import UserError
-from npeff.files import read_json
-from tests.synthetic import make_run
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -57,36 +52,21 @@ def test_the_same_components_in_another_order_and_sign_are_the_same() -> None:
 def test_splits_by_hand() -> None:
     coarse = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
     fine = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0.5, 0.2], [0, 0, 0, 1]])
-    parent = matching.parents(coarse, fine)
+    parent = matching.parents(matching.coefficient_similarity(coarse, fine))
     assert parent.tolist() == [0, 0, 1, 2]
     assert matching.preserved(parent, ["yes", None, "no"], ["yes", "no", "no", "no"]) == (2, 3)
     assert matching.preserved(parent, [None] * 3, ["yes"] * 4) == (0, 0)
 
 
+def test_a_component_that_shares_no_example_has_no_parent() -> None:
+    coarse = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 0]])
+    fine = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 1]])  # the third is dead
+    parent = matching.parents(matching.coefficient_similarity(coarse, fine))
+    assert parent.tolist() == [0, 1, matching.NOBODY, matching.NOBODY]
+    # without a parent there is no tuning to keep or to lose
+    assert matching.preserved(parent, ["yes", "no"], ["yes", None, None, "no"]) == (1, 2)
+
+
 def test_means_and_deviations() -> None:
     assert matching.mean_and_deviation([1, 2, 3]) == (2, 1)
     assert matching.mean_and_deviation([5]) == (5, 0)
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(tmp_path / "run", [f"text {i}" for i in range(80)])
-    config = StabilityConfig(str(run.path), components=(8, 4), seeds=(0, 1), top=6)
-    directory = stability(config)
-    found = read_json(directory / "stability.json")
-    assert [row["components"] for row in found["seeds"]] == [4, 8]
-    assert all(row["pairs"] == 1 for row in found["seeds"])
-    assert all(0 < row["coefficients"] <= 1 and 0 < row["pseudo_fishers"] <= 1 for row in found["seeds"])
-    assert found["seeds"][0]["pseudo_fishers"] > 0.7  # four components were planted
-    (split,) = found["splits"]
-    assert (split["coarse"], split["fine"]) == (4, 8)
-    assert sorted(j for children in split["children"] for j in children) == list(range(8))
-    assert (directory / "stability.md").read_text() in capsys.readouterr().out
-    before = (run.path / "decompositions/npeff-8-1/tensors.safetensors").stat().st_mtime_ns
-    stability(config)
-    assert (run.path / "decompositions/npeff-8-1/tensors.safetensors").stat().st_mtime_ns == before
-
-
-def test_options() -> None:
-    for options in ({"seeds": ()}, {"seeds": (1, 1)}, {"seeds": (1,), "components": (5,)}):
-        with pytest.raises(UserError):
-            StabilityConfig("run", **options)  # type: ignore[arg-type]

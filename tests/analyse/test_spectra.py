@@ -41,4 +41,7 @@ def test_the_command(tmp_path: Path) -> None:
     found = read_json(directory / "spectra.json")
     assert found["examples"] == 29
     assert found["kept_norm"] == pytest.approx([1.0])  # rank one
-    assert {file.name for file in directory.iterdir()} == {f"spectra.{kind}" for kind in ("json", "csv", "png", "svg")}
+    assert {file.name for file in directory.iterdir()} == {
+        f"spectra.{kind}" for kind in ("json", "csv", "md", "png", "svg")
+    }
+    assert "| 1 | 100 | 100.0 | 100.0 |" in (directory / "spectra.md").read_text()

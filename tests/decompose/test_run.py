@@ -9,7 +9,7 @@ from npeff import cli
 from npeff.decompose import FitConfig, load
 from npeff.decompose.probe import ProbeConfig, probe
 from npeff.decompose.run import DecomposeConfig, decompose, open_decomposition
-from npeff.decompose.sweep import Row, SweepConfig, advice, sweep, tuned_shares
+from npeff.decompose.sweep import Row, SweepConfig, advice, held_out_tunings, sweep
 from npeff.errors import UserError
 from npeff.rows import ArrayRows
 from npeff.store import Run
@@ -140,25 +140,32 @@ def test_sweep_compares_numbers_of_components(run, capsys):
     assert [row.components for row in rows] == [2, 8]
     assert rows[1].held_out_loss < rows[0].held_out_loss
     directory = run.path / "sweeps" / "npeff-0"
-    assert sorted(path.name for path in directory.iterdir()) == ["sweep.csv", "sweep.json", "sweep.md", "sweep.png"]
+    assert sorted(path.suffix for path in directory.glob("sweep.*")) == [".csv", ".json", ".md", ".png", ".svg"]
     assert json.loads((directory / "sweep.json").read_text())["rows"][1]["components"] == 8
     assert "| 8 |" in capsys.readouterr().out
     with pytest.raises(UserError, match="at least one number"):
         SweepConfig(run=str(run.path), components=())
 
 
-def test_tuned_shares_are_those_of_the_definition():
-    # four components over 6 examples, top 2
-    scores = np.array([[9, 9, 1, 0], [8, 0, 2, 0], [0, 8, 3, 0], [0, 0, 0, 5], [0, 0, 0, 0], [1, 1, 0, 0.0]])
-    predictions = np.array([0, 0, 1, 1, 1, 1])
-    labels = np.array([0, 1, 0, 1, -1, 1])
-    # component 0: one prediction; 1: label 0, predictions differ; 2: examples 2 and 1, neither; 3: too few examples
-    assert tuned_shares([scores], predictions, labels, top=2) == pytest.approx((1 / 3, 1 / 3))
-    assert tuned_shares([scores], predictions, None, top=2) == (pytest.approx(1 / 3), None)
-    assert tuned_shares([scores], predictions, labels, top=7) == (None, None)
-    # a second way to rank may tune a component
-    other = np.array([[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 5, 0], [0, 0, 6, 0], [0, 0, 0, 0], [0, 0, 0, 0.0]])
-    assert tuned_shares([scores, other], predictions, labels, top=2)[0] == pytest.approx(2 / 3)
+@pytest.mark.parametrize(("method", "top"), [("npeff", 3), ("svd-gradients", 3), ("npeff", 60)])
+def test_held_out_tunings_equal_brute_force(run, method, top):
+    decomposition = decompose(DecomposeConfig(run=str(run.path), method=method, components=12, holdout=0.4))
+    predictions, labels = (run.table[name].to_pylist() for name in ("prediction", "label"))
+    tuned = []
+    for j in range(12):
+        agree = []
+        for order in decomposition.orders:
+            scores = decomposition.scores(order)[:, j].tolist()
+            active = [i for i in decomposition.notes["held_out"] if scores[i] > 0]
+            if len(active) >= top:
+                best = sorted(active, key=lambda i: (-scores[i], i))[:top]
+                agree.append([len({values[i] for i in best}) == 1 for values in (predictions, labels)])
+        if agree:
+            prediction, label = (any(found) for found in zip(*agree, strict=True))
+            tuned.append((prediction, label and not prediction))
+    plain = tuple(sum(found) / len(tuned) for found in zip(*tuned, strict=True)) if tuned else (None, None)
+    assert held_out_tunings(run, decomposition, top) == plain
+    assert top == 60 or 0 < plain[0] < 1
 
 
 def test_advice_says_which_number_to_take():

@@ -72,7 +72,9 @@ def test_perturb_measures_both_signs_at_equal_effect(config):
         assert small["magnitude"] == pytest.approx(0.1 * record["best"]["magnitude"])
         assert small["top_kl"] < record["best"]["top_kl"] < large["top_kl"]
         assert small["ratio"] == pytest.approx(record["best"]["predicted_ratio"], rel=0.02)
-    assert {"results.csv", "table.md", "curve.png", "where.png", "config.json"} <= {p.name for p in folder.iterdir()}
+    assert {"results.csv", "table.md", "curve.png", "curve.svg", "where.png", "where.svg", "config.json"} <= {
+        p.name for p in folder.iterdir()
+    }
 
 
 def test_prediction_may_be_left_out_and_made_later(config):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import tyro
 
 from npeff import __version__
-from npeff.analyse.report import JSON, TITLES, chance_in_words, save_figure
+from npeff.analyse.report import JSON, TITLES, chance_in_words
 from npeff.analyse.run import AnalyseConfig, analyse_one
 from npeff.analyse.tunings import KINDS
 from npeff.configs import to_dict
@@ -18,7 +17,8 @@ from npeff.decompose import METHODS, SaeConfig, kind_of
 from npeff.decompose.config import Method
 from npeff.decompose.run import DecomposeConfig, decompose
 from npeff.errors import UserError
-from npeff.files import read_json, whole_file, write_json, write_text
+from npeff.figures import BLUE, PURPLE, RED, draw_figure, plain_axes
+from npeff.files import read_json, write_csv, write_json, write_text
 from npeff.store import Run
 
 DIRECTORY = "comparisons"
@@ -110,18 +110,15 @@ def _row(method: str, analysis: dict[str, Any]) -> dict[str, Any]:
 
 def write(directory: Path, found: dict[str, Any]) -> None:
     """Write the table as CSV, Markdown, figures and, last, JSON."""
-    with whole_file(directory / "table.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-        writer = csv.writer(handle)
-        numbers = ("share", "low", "high", "expected", "tuned", "of")
-        writer.writerow(
-            ["method", "components", "left_out", *(f"{kind}_{number}" for kind in KINDS for number in numbers)]
-        )
-        for row in found["rows"]:
-            rates = [row["tunings"][kind] or {} for kind in KINDS]
-            cells = [rate.get(number) for rate in rates for number in numbers]
-            writer.writerow([row["title"], row["components"], row["left_out"], *cells])
+    numbers = ("share", "low", "high", "expected", "tuned", "of")
+    lines: list[list[Any]] = [["method", "components", "left_out", *(f"{kind}_{n}" for kind in KINDS for n in numbers)]]
+    for row in found["rows"]:
+        rates = [row["tunings"][kind] or {} for kind in KINDS]
+        cells = [rate.get(number) for rate in rates for number in numbers]
+        lines.append([row["title"], row["components"], row["left_out"], *cells])
+    write_csv(directory / "table.csv", lines)
     write_text(directory / "table.md", markdown(found))
-    save_figure(directory / "table", _draw, found)
+    draw_figure(directory / "table", _draw, found)
     write_json(directory / "table.json", found)
 
 
@@ -162,7 +159,7 @@ def _share(row: dict[str, Any], kind: str) -> float | None:
 
 def _draw(axes: Any, found: dict[str, Any]) -> None:
     """Bars of each tuning, a group per method, with intervals."""
-    colours = {"prediction": "#1f6f8b", "label": "#6a4c93", "lnp": "#b03a2e"}
+    colours = {"prediction": BLUE, "label": PURPLE, "lnp": RED}
     rows = found["rows"]
     for k, kind in enumerate(KINDS):
         known = [(n, row["tunings"][kind]) for n, row in enumerate(rows) if _share(row, kind) is not None]
@@ -181,4 +178,4 @@ def _draw(axes: Any, found: dict[str, Any]) -> None:
     )
     if axes.containers:
         axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes)

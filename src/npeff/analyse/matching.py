@@ -14,6 +14,8 @@ from scipy.optimize import linear_sum_assignment
 
 from npeff.analyse.ranking import Array
 
+NOBODY = -1
+"""Parent of a component without one."""
 _ROWS = 8192
 
 
@@ -63,9 +65,13 @@ def mean_best_similarity(similarity: torch.Tensor) -> float:
     return float(torch.cat(best).mean())
 
 
-def parents(coarse: torch.Tensor, fine: torch.Tensor) -> Array:
-    """For each of the D components of `fine` [m, D] the most similar one of `coarse` [m, C], by coefficients, [D]."""
-    return coefficient_similarity(fine, coarse).argmax(dim=1).numpy()
+def parents(similarity: torch.Tensor) -> Array:
+    """For each of D fine components the most similar of C coarse ones, [D], from their similarities [C, D].
+
+    One that shares no example with any of them, as a dead one, has the parent NOBODY.
+    """
+    best, parent = similarity.max(dim=0)
+    return torch.where(best > 0, parent, NOBODY).numpy()
 
 
 def preserved(parent: Array, coarse: Sequence[str | None], fine: Sequence[str | None]) -> tuple[int, int]:
@@ -73,7 +79,8 @@ def preserved(parent: Array, coarse: Sequence[str | None], fine: Sequence[str | 
 
     `parent` [D] is from `parents`; `coarse` [C] and `fine` [D] say to which class a component is tuned, or None.
     """
-    splits = [(coarse[parent[j]], fine[j]) for j in range(len(fine)) if coarse[parent[j]] is not None]
+    known = [(coarse[i], now) for i, now in zip(parent.tolist(), fine, strict=True) if i != NOBODY]
+    splits = [(before, now) for before, now in known if before is not None]
     return sum(before == now for before, now in splits), len(splits)
 
 

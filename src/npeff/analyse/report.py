@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from npeff.analyse.tunings import KINDS
-from npeff.files import remove_partials, whole_file, write_json, write_text
+from npeff.figures import draw_figure, plain_axes
+from npeff.files import remove_partials, write_csv, write_json, write_text
 
 JSON = "analysis.json"
 FILES = (
@@ -29,10 +29,10 @@ def write(directory: Path, analysis: dict[str, Any], table: pa.Table) -> None:
     """Write all files of an analysis; the JSON comes last, so a directory without it is not finished."""
     (directory / JSON).unlink(missing_ok=True)
     remove_partials(directory)
-    write_csv(directory / "components.csv", analysis)
+    write_components(directory / "components.csv", analysis)
     write_text(directory / "tunings.md", markdown(analysis, table))
     for name, draw in (("tunings", _draw_tunings), ("density", _draw_density)):
-        save_figure(directory / name, draw, analysis)
+        draw_figure(directory / name, draw, analysis)
     write_json(directory / JSON, analysis, sealed=True)
 
 
@@ -59,27 +59,26 @@ def chance_in_words(rate: dict[str, Any]) -> str:
     return f"{100 * rate['expected']:.2g}%"
 
 
-def write_csv(path: Path, analysis: dict[str, Any]) -> None:
+def write_components(path: Path, analysis: dict[str, Any]) -> None:
     """One line per component; lists are joined with spaces, class shares are those of the top of the first ordering."""
     tuned = [f"{kind}_tuned" for kind in KINDS]
     plain = [*tuned, "prediction_purity", "label_purity", "used", "density", "energy"]
-    with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-        writer = csv.writer(handle)
-        writer.writerow(["component", *plain, "labels", "predictions", "median", "max", "top", "shares", "correlated"])
-        for component in analysis["component"]:
-            first = component["orderings"][0]
-            quantiles = first["quantiles"]
-            writer.writerow(
-                [
-                    component["number"],
-                    *(_cell(component[name]) for name in plain),
-                    *("; ".join(f"{key}: {n}" for key, n in first[name].items()) for name in ("labels", "predictions")),
-                    *((quantiles[2], quantiles[-1]) if quantiles else ("", "")),
-                    " ".join(map(str, first["top"])),
-                    " ".join(map(str, first["shares"] or [])),
-                    " ".join(map(str, component["correlated"])),
-                ]
-            )
+    rows = [["component", *plain, "labels", "predictions", "median", "max", "top", "shares", "correlated"]]
+    for component in analysis["component"]:
+        first = component["orderings"][0]
+        quantiles = first["quantiles"]
+        rows.append(
+            [
+                component["number"],
+                *(_cell(component[name]) for name in plain),
+                *("; ".join(f"{key}: {n}" for key, n in first[name].items()) for name in ("labels", "predictions")),
+                *((quantiles[2], quantiles[-1]) if quantiles else ("", "")),
+                " ".join(map(str, first["top"])),
+                " ".join(map(str, first["shares"] or [])),
+                " ".join(map(str, component["correlated"])),
+            ]
+        )
+    write_csv(path, rows)
 
 
 def _cell(value: Any) -> Any:
@@ -120,10 +119,10 @@ def markdown(analysis: dict[str, Any], table: pa.Table) -> str:
         first = component["orderings"][0]
         tuned = ", ".join(TITLES[kind].removesuffix("-tuned") for kind in KINDS if component[f"{kind}_tuned"]) or "none"
         text = texts[first["top"][0]].as_py() if first["top"] else ""
-        labels, predictions = (_escape(_most(first[name])) for name in ("labels", "predictions"))
+        labels, predictions = (as_literal(_most(first[name])) for name in ("labels", "predictions"))
         lines.append(
             f"| {component['number']} | {component['energy']:.2%} | {component['density']:.1%} | {tuned} "
-            f"| {labels} | {predictions} | {_escape(_shorten(text, 100))} |"
+            f"| {labels} | {predictions} | {as_literal(shorten(text, 100))} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -133,32 +132,18 @@ def _most(counts: dict[str, int], shown: int = 4) -> str:
     return ", ".join(f"{key} {n}" for key, n in list(counts.items())[:shown]) + more
 
 
-def _shorten(text: str, length: int) -> str:
+def shorten(text: str, length: int) -> str:
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _escape(text: str) -> str:
+def as_literal(text: str) -> str:
     """`text` as literal text of a Markdown table."""
     printable = "".join(char if char.isprintable() else " " for char in text)
     return "".join(f"\\{char}" if char in r"\`*_[]<>|#&!~$" else char for char in printable)
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
-
-
-def save_figure(path: Path, draw: Any, analysis: dict[str, Any]) -> None:
-    """Draw a figure and save it as `path`.png and `path`.svg."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    draw(figure.subplots(), analysis)
-    # the same analysis gives the same files
-    with matplotlib.rc_context({"svg.hashsalt": "npeff", "svg.fonttype": "none"}):
-        for kind, metadata in (("png", {}), ("svg", {"Date": None})):
-            with whole_file(path.with_suffix(f".{kind}")) as temporary:
-                figure.savefig(temporary, format=kind, dpi=150, metadata=metadata)
 
 
 def _draw_tunings(axes: Any, analysis: dict[str, Any]) -> None:
@@ -178,11 +163,11 @@ def _draw_tunings(axes: Any, analysis: dict[str, Any]) -> None:
     axes.set(ylim=(0, 100), ylabel="% of components", title=f"{analysis['name']}: {analysis['eligible']} components")
     if known:
         axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes)
 
 
 def _draw_density(axes: Any, analysis: dict[str, Any]) -> None:
     densities = [100 * component["density"] for component in analysis["component"]]
     axes.hist(densities, bins=30, range=(0, 100) if max(densities, default=0) > 30 else None, color="#4c78a8")
     axes.set(xlabel="% of examples in which a component is active", ylabel="components", title=analysis["name"])
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes)

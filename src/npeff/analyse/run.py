@@ -116,19 +116,20 @@ def read_examples(run: Run) -> tunings.Examples:
     """What tunings need of a run's example table."""
     table, names = run.table, run.manifest["task"]["labels"]
     labels = table["label"].fill_null(tunings.UNKNOWN).to_numpy().astype(np.int64)
-    codes, texts = encode(table["prediction_text"])
     if names:  # the task's own order of classes
         codes, texts = table["prediction"].to_numpy().astype(np.int64), names
+    else:
+        codes, texts = encode(table["prediction_text"])
     aside = table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
     return tunings.Examples(
         predictions=tunings.Classes(codes, texts),
         labels=tunings.Classes(labels, names),
-        texts=encode(_whole_texts(table))[0],
+        texts=encode(whole_texts(table))[0],
         usable=~aside,
     )
 
 
-def _whole_texts(table: pa.Table) -> pa.ChunkedArray:
+def whole_texts(table: pa.Table) -> pa.ChunkedArray:
     """Text and fields of each example: what makes two of them the same to the model."""
     parts = [table["text"], *(table[name] for name in table.column_names if name.startswith("field:"))]
     return pc.binary_join_element_wise(*parts, "\x00") if len(parts) > 1 else parts[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from tqdm import tqdm
 
 from npeff import __version__
 from npeff.analyse.ranking import Array
-from npeff.analyse.report import save_figure
 from npeff.errors import UserError
-from npeff.files import whole_file, write_json
+from npeff.figures import draw_figure, plain_axes
+from npeff.files import write_csv, write_json, write_text
 from npeff.rows import RowSource
 from npeff.store import Run
 
@@ -80,20 +79,30 @@ def summarise(values: Array) -> dict[str, Any]:
 
 
 def _write(directory: Path, found: dict[str, Any]) -> None:
-    with (
-        whole_file(directory / "spectra.csv") as temporary,
-        temporary.open("w", newline="", encoding="utf-8") as handle,
-    ):
-        writer = csv.writer(handle)
-        writer.writerow(["directions", "eigenvalue", "kept_trace", "kept_norm"])
-        columns = (found["decay"], found["kept_trace"], found["kept_norm"])
-        writer.writerows([k, *values] for k, values in enumerate(zip(*columns, strict=True), 1))
-    save_figure(directory / "spectra", _draw, found)
+    columns = (found["decay"], found["kept_trace"], found["kept_norm"])
+    rows = [[k, *values] for k, values in enumerate(zip(*columns, strict=True), 1)]
+    write_csv(directory / "spectra.csv", [["directions", "eigenvalue", "kept_trace", "kept_norm"], *rows])
+    write_text(directory / "spectra.md", markdown(found))
+    draw_figure(directory / "spectra", _draw, found)
     write_json(directory / "spectra.json", found)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table: shares in percent, means over examples."""
+    lines = [
+        f"Eigenvalues of {found['examples']} per-example Fishers, largest first; means in %",
+        "",
+        "| directions | eigenvalue, of the trace | trace kept | Frobenius norm kept |",
+        "|---|---|---|---|",
+    ]
+    for k, values in enumerate(zip(found["decay"], found["kept_trace"], found["kept_norm"], strict=True), 1):
+        eigenvalue, trace, norm = (100 * value for value in values)
+        lines.append(f"| {k} | {eigenvalue:.3g} | {trace:.1f} | {norm:.1f} |")
+    return "\n".join(lines) + "\n"
 
 
 def _draw(axes: Any, found: dict[str, Any]) -> None:
     places = range(1, len(found["decay"]) + 1)
     axes.semilogy(places, np.maximum(found["decay"], 1e-12), marker="o", markersize=3, color="#4c78a8")
     axes.set(xlabel="eigenvalue", ylabel="mean share of the trace", title=f"{found['examples']} per-example Fishers")
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes)

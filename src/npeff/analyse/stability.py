@@ -1,28 +1,32 @@
-"""`npeff stability`: do other seeds find the same components, and how do they split when there are more of them?"""
+"""`npeff stability`: is the same found again with other seeds, other numbers of components, other collections?"""
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 
 from npeff import __version__
-from npeff.analyse import matching
+from npeff.analyse import matching, stability_report
 from npeff.analyse.report import JSON
-from npeff.analyse.run import AnalyseConfig, analyse_one
+from npeff.analyse.run import AnalyseConfig, analyse_one, whole_texts
 from npeff.configs import to_dict
 from npeff.decompose import Decomposition
 from npeff.decompose.config import Method
 from npeff.decompose.run import DecomposeConfig, decompose
 from npeff.errors import UserError
-from npeff.files import read_json, whole_file, write_json, write_text
+from npeff.files import read_json
+from npeff.identity import changes
 from npeff.store import Run
 
 DIRECTORY = "stability"
+SIMILARITIES = ("coefficients", "pseudo_fishers", "best")
+"""Of matched components by coefficients and by pseudo-Fishers, and the mean best similarity by coefficients."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class StabilityConfig:
     """Numbers of components; seeds are compared for each, and splits between each two of them."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Seeds to compare; splits are those of the first."""
+    against: tuple[str, ...] = ()
+    """Runs of the same examples, collected in another way (directions, rank, sketch, model): does that matter?"""
     method: Method = "npeff"
     """Method to decompose with."""
     top: int = 16
@@ -47,76 +53,119 @@ class StabilityConfig:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise UserError(f"--{name} should be different numbers, at least one.")
-        if len(self.seeds) < 2 and len(self.components) < 2:
-            raise UserError("Nothing to compare: give at least two seeds or two numbers of components.")
+        if len(self.seeds) < 2 and len(self.components) < 2 and not self.against:
+            raise UserError("Nothing to compare: give two seeds, two numbers of components, or a run --against.")
+        if self.top < 2:
+            raise UserError("--top must be at least 2.")
+
+
+@dataclass(frozen=True)
+class Level:
+    """The decomposition of one number of components, as splits and their tree need it."""
+
+    coefficients: torch.Tensor
+    """[m, C]."""
+    tuned: list[str | None]
+    """The prediction that each component is tuned to, if it is."""
+    texts: list[str]
+    """The first example of each component."""
 
 
 def stability(config: StabilityConfig) -> Path:
-    """Make what is missing, write the tables and return their directory."""
+    """Make what is missing, write the tables and figures and return their directory."""
     run = Run.open(config.run)
+    others = [_open_other(run, path) for path in config.against]
     counts = sorted(config.components)
-    seeds = [_seed_row([_fit(config, count, seed) for seed in config.seeds], count) for count in counts]
-    splits = [_split_row(config, run, coarse, fine) for coarse, fine in combinations(counts, 2)]
+    seeds = [
+        {"components": count, **compare_seeds([_fit(config, run, count, seed) for seed in config.seeds])}
+        for count in counts
+    ]
+    levels = [_level(config, run, count) for count in counts] if len(counts) > 1 else []
+    found = {
+        "npeff": __version__,
+        "run": run.fingerprint,
+        "options": {key: value for key, value in to_dict(config).items() if key not in ("run", "device")},
+        "seeds": seeds,
+        "splits": [_split_row(coarse, fine) for coarse, fine in combinations(levels, 2)],
+        "levels": [{"components": len(level.tuned), "tuned": level.tuned, "texts": level.texts} for level in levels],
+        "against": [_against_row(config, run, other, count) for other in others for count in counts],
+    }
     directory = run.path / DIRECTORY / config.method
-    options = {key: value for key, value in to_dict(config).items() if key not in ("run", "device")}
-    found = {"npeff": __version__, "run": run.fingerprint, "options": options, "seeds": seeds, "splits": splits}
-    _write(directory, found)
-    print(f"\n{markdown(found)}\nin {directory}")
+    stability_report.write(directory, found)
+    print(f"\n{stability_report.markdown(found)}\nin {directory}")
     return directory
+
+
+def _open_other(run: Run, path: str) -> Run:
+    """A run to compare with, after a check that it is of the same examples."""
+    other = Run.open(path)
+    if not whole_texts(run.table).equals(whole_texts(other.table)):
+        raise UserError(
+            f"{path} has other examples than {run.path}, or the same in another order: their coefficients cannot be "
+            f"compared. Collect both with the same --data, --limit and --shuffle-seed."
+        )
+    return other
+
+
+def _fit(config: StabilityConfig, run: Run, components: int, seed: int) -> Decomposition:
+    options = {"method": config.method, "components": components, "seed": seed, "device": config.device}
+    name = _name(config, components, seed)
+    return decompose(DecomposeConfig(run=str(run.path), name=name, **options))  # type: ignore[arg-type]
 
 
 def _name(config: StabilityConfig, components: int, seed: int) -> str:
     return f"{config.method}-{components}-{seed}"
 
 
-def _fit(config: StabilityConfig, components: int, seed: int) -> Decomposition:
-    name = _name(config, components, seed)
-    options = {"method": config.method, "components": components, "seed": seed, "device": config.device}
-    return decompose(DecomposeConfig(run=config.run, name=name, **options))  # type: ignore[arg-type]
+# --- seeds, and other runs ----------------------------------------------------------------------------------------
 
 
-def _seed_row(decompositions: list[Decomposition], components: int) -> dict[str, Any]:
-    """Similarity of all pairs of decompositions, by coefficients (W) and by components (G)."""
-    pairs = list(combinations(decompositions, 2))
-    by_coefficients = [
-        matching.matched_similarity(matching.coefficient_similarity(a.coefficients, b.coefficients)) for a, b in pairs
-    ]
-    by_components = [
-        matching.matched_similarity(matching.component_similarity(a.components, b.components)) for a, b in pairs
-    ]
-    row: dict[str, Any] = {"components": components, "pairs": len(pairs)}
-    for name, values in (("coefficients", by_coefficients), ("pseudo_fishers", by_components)):
-        mean, deviation = matching.mean_and_deviation(values) if values else (None, None)
-        row |= {name: mean, f"{name}_deviation": deviation, f"{name}_pairs": values}
+def compare_seeds(decompositions: Sequence[Decomposition]) -> dict[str, Any]:
+    """Similarities of all pairs of decompositions of the same rows: mean, deviation and single values of each."""
+    return _similarities(list(combinations(decompositions, 2)), SIMILARITIES)
+
+
+def _similarities(pairs: Sequence[tuple[Decomposition, Decomposition]], kinds: Sequence[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"pairs": len(pairs)}
+    by_coefficients = [matching.coefficient_similarity(a.coefficients, b.coefficients) for a, b in pairs]
+    values = {
+        "coefficients": [matching.matched_similarity(similarity) for similarity in by_coefficients],
+        "best": [matching.mean_best_similarity(similarity) for similarity in by_coefficients],
+    }
+    if "pseudo_fishers" in kinds:
+        values["pseudo_fishers"] = [
+            matching.matched_similarity(matching.component_similarity(a.components, b.components)) for a, b in pairs
+        ]
+    for kind in kinds:
+        mean, deviation = matching.mean_and_deviation(values[kind]) if pairs else (None, None)
+        row |= {kind: mean, f"{kind}_deviation": deviation, f"{kind}_pairs": values[kind]}
     return row
 
 
-def _split_row(config: StabilityConfig, run: Run, coarse: int, fine: int) -> dict[str, Any]:
-    """Which fine components each coarse one splits into, and whether they keep its prediction tuning."""
-    seed = config.seeds[0]
-    first, second = _fit(config, coarse, seed), _fit(config, fine, seed)
-    parent = matching.parents(first.coefficients, second.coefficients)
-    tuned = [_tuned_to(config, run, _name(config, count, seed)) for count in (coarse, fine)]
-    kept, splits = matching.preserved(parent, *tuned)
-    similarity = matching.coefficient_similarity(first.coefficients, second.coefficients)
-    children: list[list[int]] = [[] for _ in range(coarse)]
-    for j, i in enumerate(parent.tolist()):
-        children[i].append(j)
+def _against_row(config: StabilityConfig, run: Run, other: Run, components: int) -> dict[str, Any]:
+    """Similarity of the decompositions of two runs, seed by seed. Their components may live in different spaces."""
+    pairs = [tuple(_fit(config, each, components, seed) for each in (run, other)) for seed in config.seeds]
+    changed = changes(run.manifest["identity"], other.manifest["identity"], but=("shard_examples", "storage"))
     return {
-        "coarse": coarse,
-        "fine": fine,
-        "with_splits": sum(bool(found) for found in children),
-        "tuned_splits": splits,
-        "preserved": kept,
-        "share_preserved": kept / splits if splits else None,
-        "mean_best_similarity": matching.mean_best_similarity(similarity),
-        "children": children,
+        "against": str(other.path),
+        "components": components,
+        **_similarities(pairs, ("coefficients", "best")),  # type: ignore[arg-type]
+        "differs": {name: [here, there] for name, here, there in changed},
     }
 
 
-def _tuned_to(config: StabilityConfig, run: Run, name: str) -> list[str | None]:
-    folder = analyse_one(run, name, AnalyseConfig(config.run, name, config.top), quiet=True)
-    return tuned_predictions(read_json(folder / JSON))
+# --- splits -------------------------------------------------------------------------------------------------------
+
+
+def _level(config: StabilityConfig, run: Run, components: int) -> Level:
+    seed = config.seeds[0]
+    decomposition = _fit(config, run, components, seed)
+    name = _name(config, components, seed)
+    folder = analyse_one(run, name, AnalyseConfig(str(run.path), name, config.top), quiet=True)
+    analysis = read_json(folder / JSON)
+    tops = [component["orderings"][0]["top"] for component in analysis["component"]]
+    texts = [run.table["text"][top[0]].as_py() if top else "" for top in tops]
+    return Level(decomposition.coefficients, tuned_predictions(analysis), texts)
 
 
 def tuned_predictions(analysis: dict[str, Any]) -> list[str | None]:
@@ -128,35 +177,19 @@ def tuned_predictions(analysis: dict[str, Any]) -> list[str | None]:
     return found
 
 
-def _write(directory: Path, found: dict[str, Any]) -> None:
-    for name in ("seeds", "splits"):
-        path = directory / f"{name}.csv"
-        with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-            plain = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in found[name]]
-            writer = csv.DictWriter(handle, list(plain[0]) if plain else [])
-            writer.writeheader()
-            writer.writerows(plain)
-    write_text(directory / "stability.md", markdown(found))
-    write_json(directory / "stability.json", found)
-
-
-def markdown(found: dict[str, Any]) -> str:
-    """The paper's two tables."""
-    lines = [f"Mean similarity of matched components over pairs of {len(found['options']['seeds'])} seeds", ""]
-    lines += ["| components | coefficients W | pseudo-Fishers G |", "|---|---|---|"]
-    for row in found["seeds"]:
-        cells = [
-            "" if row[name] is None else f"{row[name]:.2f} ± {row[f'{name}_deviation']:.2f}"
-            for name in ("coefficients", "pseudo_fishers")
-        ]
-        lines.append(f"| {row['components']} | {' | '.join(cells)} |")
-    if found["splits"]:
-        lines += ["", "Splits of prediction-tuned components that keep the tuning", ""]
-        lines += ["| coarse | fine | kept | of | share | coarse ones with splits |", "|---|---|---|---|---|---|"]
-    for row in found["splits"]:
-        share = "" if row["share_preserved"] is None else f"{row['share_preserved']:.1%}"
-        lines.append(
-            f"| {row['coarse']} | {row['fine']} | {row['preserved']} | {row['tuned_splits']} | {share} "
-            f"| {row['with_splits']} of {row['coarse']} |"
-        )
-    return "\n".join(lines) + "\n"
+def _split_row(coarse: Level, fine: Level) -> dict[str, Any]:
+    """Which coarse component each fine one is a split of, and whether splits keep the prediction tuning."""
+    similarity = matching.coefficient_similarity(coarse.coefficients, fine.coefficients)
+    parent = matching.parents(similarity)
+    kept, splits = matching.preserved(parent, coarse.tuned, fine.tuned)
+    return {
+        "coarse": len(coarse.tuned),
+        "fine": len(fine.tuned),
+        "with_splits": len({*parent.tolist()} - {matching.NOBODY}),
+        "tuned_splits": splits,
+        "preserved": kept,
+        "share_preserved": kept / splits if splits else None,
+        "mean_best_similarity": matching.mean_best_similarity(similarity),
+        "parent": [None if i == matching.NOBODY else i for i in parent.tolist()],
+        "similarity": [round(value, 6) for value in similarity.max(dim=0).values.tolist()],
+    }

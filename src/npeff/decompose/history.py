@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
@@ -12,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from npeff import distributed
-from npeff.files import whole_file
+from npeff.files import whole_file, write_csv
 
 WINDOW = 10
 """Passes over which progress is judged."""
@@ -96,10 +95,7 @@ class History:
 
     def write_csv(self, path: Path) -> None:
         names = [item.name for item in fields(Step)]
-        with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-            writer = csv.writer(handle)
-            writer.writerow(names)
-            writer.writerows([getattr(step, name) for name in names] for step in self.steps)
+        write_csv(path, [names, *([getattr(step, name) for name in names] for step in self.steps)])
 
     def plot(self, path: Path) -> None:
         """Loss over passes, as a PNG (or what the name says)."""

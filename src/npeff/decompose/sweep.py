@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -12,12 +11,15 @@ import numpy as np
 import tyro
 
 from npeff import distributed
+from npeff.analyse import tunings
+from npeff.analyse.run import read_examples
 from npeff.decompose import FitConfig
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import SolverConfig, positive
 from npeff.decompose.run import fit
 from npeff.errors import UserError
-from npeff.files import whole_file, write_json, write_text
+from npeff.figures import new_figure, write_figure
+from npeff.files import write_csv, write_json, write_text
 from npeff.store import Run
 
 TOP = 16
@@ -80,39 +82,26 @@ def sweep(config: SweepConfig) -> list[Row]:
 
 
 def _row(run: Run, decomposition: Decomposition) -> Row:
-    held_out = np.array(decomposition.notes["held_out"])
-    predictions = run.table["prediction"].to_numpy()[held_out]
-    column = run.table["label"]
-    known = column.is_valid().to_numpy(zero_copy_only=False)[held_out]
-    labels = np.where(known, column.fill_null(-1).to_numpy()[held_out], -1) if known.any() else None
-    orders = [decomposition.scores(order).numpy()[held_out] for order in decomposition.orders]
-    prediction, lnp = tuned_shares(orders, predictions, labels)
+    prediction, lnp = held_out_tunings(run, decomposition)
     notes = decomposition.notes
     passes = len(decomposition.history.steps) - 1
     return Row(decomposition.config.components, notes["held_in_loss"], notes["held_out_loss"], prediction, lnp, passes)
 
 
-def tuned_shares(
-    orders: list[np.ndarray], predictions: np.ndarray, labels: np.ndarray | None, top: int = TOP
-) -> tuple[float | None, float | None]:
-    """Shares of components that are tuned to a prediction, and to a label but not a prediction.
+def held_out_tunings(run: Run, decomposition: Decomposition, top: int = TOP) -> tuple[float | None, float | None]:
+    """Shares of components that are tuned to a prediction, and to a label but not a prediction, on held-out examples.
 
-    `orders` are scores [m, C], one array per way to rank; a component counts as tuned if any way makes it so.
-    `predictions` and `labels` [m] are class numbers, a label below 0 is unknown. Components with fewer than `top`
-    examples of positive score are left out.
+    None where no component has `top` of them, or without labels.
     """
-    counted = np.any([(scores > 0).sum(axis=0) >= top for scores in orders], axis=0)
-    if not counted.any():
-        return None, None
-    by_prediction, by_label = np.zeros(len(counted), dtype=bool), np.zeros(len(counted), dtype=bool)
-    for scores in orders:
-        enough = (scores > 0).sum(axis=0) >= top
-        best = np.argsort(-scores, axis=0, kind="stable")[:top]
-        by_prediction |= enough & (predictions[best] == predictions[best[0]]).all(axis=0)
-        if labels is not None:
-            by_label |= enough & (labels[best] == labels[best[0]]).all(axis=0) & (labels[best] >= 0).all(axis=0)
-    share = float(by_prediction[counted].mean())
-    return share, None if labels is None else float((by_label & ~by_prediction)[counted].mean())
+    examples = read_examples(run)
+    held_out = np.zeros_like(examples.usable)
+    held_out[decomposition.notes["held_out"]] = True
+    examples = dataclasses.replace(examples, usable=examples.usable & held_out)
+    orders = decomposition.orders
+    components = tunings.find_tunings(((order, decomposition.scores(order)) for order in orders), examples, top)
+    rates = tunings.rates(components, tunings.expected_rates(examples, top, len(orders)))
+    prediction, lnp = rates["prediction"], rates["lnp"]
+    return prediction.share if prediction else None, lnp.share if lnp else None
 
 
 def advice(rows: list[Row]) -> str:
@@ -163,20 +152,16 @@ def markdown(rows: list[Row], header: bool = True) -> str:
 
 
 def write(directory: Path, rows: list[Row]) -> None:
-    """sweep.md, sweep.csv, sweep.png and, last, sweep.json."""
+    """sweep.md, sweep.csv, sweep.png, sweep.svg and, last, sweep.json."""
     write_text(directory / "sweep.md", f"{markdown(rows)}\n\n{advice(rows)}\n")
-    with whole_file(directory / "sweep.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-        writer = csv.DictWriter(handle, [item.name for item in dataclasses.fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    _plot(directory / "sweep.png", rows)
+    names = [item.name for item in dataclasses.fields(Row)]
+    write_csv(directory / "sweep.csv", [names, *(list(asdict(row).values()) for row in rows)])
+    _plot(directory / "sweep", rows)
     write_json(directory / "sweep.json", {"rows": [asdict(row) for row in rows], "advice": advice(rows)})
 
 
 def _plot(path: Path, rows: list[Row]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    figure = new_figure(9, 3.5)
     losses, tunings = figure.subplots(1, 2)
     counts = [row.components for row in rows]
     losses.plot(counts, [row.held_in_loss for row in rows], "o-", label="held in")
@@ -193,5 +178,4 @@ def _plot(path: Path, rows: list[Row]) -> None:
         axes.set(xlabel="components")
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.legend()
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    write_figure(path, figure)

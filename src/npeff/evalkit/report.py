@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from npeff.files import whole_file, write_json
+from npeff.files import write_csv, write_json, write_text
 
 
 def write(directory: Path, found: dict[str, Any]) -> None:
     """Write all files; the JSON comes last."""
-    _write_csv(directory / "scores.csv", _score_rows(found))
-    _write_csv(directory / "agreement.csv", _pair_rows(found))
-    _write_csv(directory / "themes.csv", _theme_rows(found))
-    with whole_file(directory / "scores.md") as temporary:
-        temporary.write_text(markdown(found) + "\n" + themes(found), encoding="utf-8")
+    write_csv(directory / "scores.csv", _score_rows(found))
+    write_csv(directory / "agreement.csv", _pair_rows(found))
+    write_csv(directory / "themes.csv", _theme_rows(found))
+    write_text(directory / "scores.md", markdown(found) + "\n" + themes(found))
     write_json(directory / "scores.json", found)
 
 
@@ -96,8 +94,3 @@ def _theme_rows(found: dict[str, Any]) -> Iterable[list[Any]]:
         for said in row["answers"]:
             where = [row["decomposition"], row["component"], row["group"]]
             yield [*where, said["who"], int(said["automatic"]), said["theme"], said["words"]]
-
-
-def _write_csv(path: Path, rows: Iterable[list[Any]]) -> None:
-    with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-        csv.writer(handle).writerows(rows)

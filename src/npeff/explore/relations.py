@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from tqdm import tqdm
@@ -30,7 +31,7 @@ from npeff.explore.pages import cut, rounded
 from npeff.files import read_object, sha256, write_json
 from npeff.store import Run
 
-FORMAT = 1
+FORMAT = 2
 DIRECTORY = "relations"
 NEAREST = 12
 """Other decompositions that each one is related with."""
@@ -162,9 +163,8 @@ def compare_tensors(first: Member, second: Member) -> dict[str, Any]:
         found["components"] = _mean(by_components, rows, columns)
         found["by_components"] = _pairs(rows, columns, by_coefficients, by_components)
     if first.components < second.components:
-        parents = by_coefficients.argmax(dim=0)
-        children = torch.arange(second.components)
-        found["parents"] = _pairs(parents.numpy(), children.numpy(), by_coefficients, by_components)
+        parents = matching.parents(by_coefficients)
+        found["parents"] = _pairs(parents, np.arange(second.components), by_coefficients, by_components)
     return found
 
 
@@ -304,7 +304,7 @@ class Relations:
         for (a, b), relation in self.pairs.items():
             line = {"first": a, "second": b, **{key: relation[key] for key in ("coefficients", "components", "best")}}
             if relation["parents"]:
-                parent = torch.tensor(relation["parents"]["first"]).numpy()
+                parent = np.array(relation["parents"]["first"])
                 line["kept"], line["splits"] = matching.preserved(parent, tuned[a], tuned[b])
             lines.append(line)
         return lines

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
-from npeff.analyse.report import save_figure
-from npeff.files import whole_file, write_json, write_text
+from npeff.figures import BLUE, RED, draw_figure, plain_axes
+from npeff.files import write_csv, write_json, write_text
 
 MEASURES = {"accuracy": "Accuracy", "similarity_0": "Similarity 0-shot", "similarity_k": "Similarity ICL"}
 
 
 def write(directory: Path, found: dict[str, Any]) -> None:
     """Write table.csv, .md, .png, .svg and, last, .json."""
-    with whole_file(directory / "table.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-        writer = csv.writer(handle)
-        names = ("title", "name", "components", "left_out", "undecided", *MEASURES)
-        writer.writerow(names)
-        writer.writerows([row[name] for name in names] for row in found["rows"])
+    names = ("title", "name", "components", "left_out", "undecided", *MEASURES)
+    write_csv(directory / "table.csv", [names, *([row[name] for name in names] for row in found["rows"])])
     write_text(directory / "table.md", markdown(found))
-    save_figure(directory / "table", _draw, found)
+    draw_figure(directory / "table", _draw, found)
     write_json(directory / "table.json", found)
 
 
@@ -48,7 +44,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 def _draw(axes: Any, found: dict[str, Any]) -> None:
     """A group of bars per decomposition; lines at the accuracies of the model itself."""
-    colours = {"accuracy": "#1f6f8b", "similarity_0": "#a7a7a7", "similarity_k": "#b03a2e"}
+    colours = {"accuracy": BLUE, "similarity_0": "#a7a7a7", "similarity_k": RED}
     for k, (measure, title) in enumerate(MEASURES.items()):
         places = [n + 0.27 * (k - 1) for n in range(len(found["rows"]))]
         values = [100 * row[measure] for row in found["rows"]]
@@ -59,4 +55,4 @@ def _draw(axes: Any, found: dict[str, Any]) -> None:
     axes.set_xticks(range(len(found["rows"])), [row["title"] for row in found["rows"]])
     axes.set(ylim=(0, 100), ylabel="% of examples", title=f"{found['task']}, {found['examples']} examples")
     axes.legend(frameon=False, fontsize=7)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes)

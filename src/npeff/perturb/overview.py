@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
 from npeff.errors import UserError
-from npeff.files import read_object, remove_partials, write_text
+from npeff.files import read_object, remove_partials, write_csv, write_text
 from npeff.locks import only_one
 
 COLUMNS = (
@@ -30,16 +28,12 @@ def write_overview(folder: Path) -> str:
     """Write table.md and table.csv of all finished results below `folder`; returns the table in Markdown."""
     rows = [_read_row(results) for results in sorted(folder.glob("*/results.json"))]
     rows.sort(key=lambda row: -row["KL ratio"])
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS)
-    writer.writeheader()
-    writer.writerows(rows)
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     lines += ["| " + " | ".join(_cell(row[name]) for name in COLUMNS) + " |" for row in rows]
     markdown = "\n".join(lines) + "\n"
     with only_one(folder, wait=_PATIENCE):
         remove_partials(folder)
-        write_text(folder / "table.csv", text.getvalue())
+        write_csv(folder / "table.csv", [COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
         write_text(folder / "table.md", markdown)
     return markdown
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from npeff.files import whole_file, write_json, write_text
+from npeff.figures import new_figure, write_figure
+from npeff.files import write_csv, write_json, write_text
 from npeff.perturb.evaluate import summary
 from npeff.perturb.places import Place, by_layer_and_kind
 
@@ -23,26 +22,24 @@ def write_report(folder: Path, records: Sequence[dict[str, Any]], notes: dict[st
         {"summary": found, "notes": notes, "components": list(records), "key": key},
         sealed=True,
     )
-    write_text(folder / "results.csv", _csv(records))
+    write_csv(folder / "results.csv", _outcomes(records))
     write_text(folder / "table.md", _markdown(records, found))
     if any(record["curve"] for record in records):
-        _draw_curves(folder / "curve.png", records)
-    _draw_places(folder / "where.png", records)
+        _draw_curves(folder / "curve", records)
+    _draw_places(folder / "where", records)
     return found
 
 
-def _csv(records: Sequence[dict[str, Any]]) -> str:
-    """One line for every component, order and sign."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["component", "fidelity", "order", "sign", *COLUMNS, "flipped_top", "flipped_random"])
+def _outcomes(records: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """One line for every component, order and sign, below a head."""
+    rows = [["component", "fidelity", "order", "sign", *COLUMNS, "flipped_top", "flipped_random"]]
     for record in records:
         for outcome in record["outcomes"]:
             flipped = outcome["flipped"]
             values = [outcome[name] for name in COLUMNS]
             head = [record["component"], record["fidelity"], outcome["order"], outcome["sign"]]
-            writer.writerow([*head, *values, flipped["top"], flipped["random"]])
-    return text.getvalue()
+            rows.append([*head, *values, flipped["top"], flipped["random"]])
+    return rows
 
 
 def _markdown(records: Sequence[dict[str, Any]], found: dict[str, Any]) -> str:
@@ -77,9 +74,7 @@ def _arrow(pair: Sequence[float] | None) -> str:
 
 
 def _draw_curves(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = new_figure(6, 4)
     axes = figure.add_subplot()
     for record in records:
         if record["curve"]:
@@ -92,18 +87,15 @@ def _draw_curves(path: Path, records: Sequence[dict[str, Any]]) -> None:
             )
     axes.set(xscale="log", yscale="log", xlabel="length of the change", ylabel="KL of top ÷ KL of random examples")
     axes.legend(title="component", fontsize="small", ncols=2)
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
+    write_figure(path, figure, dpi=120)
 
 
 def _draw_places(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """A heat map for every component, at most 12: share of the squared length by layer and kind of module."""
-    from matplotlib.figure import Figure
-
     shown = list(records)[:12]
     columns = min(4, len(shown))
     rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(3 * columns, 3.2 * rows), layout="constrained")
+    figure = new_figure(3 * columns, 3.2 * rows)
     for number, record in enumerate(shown):
         places = [Place(**place) for place in record["where"]]
         layers, kinds, shares = by_layer_and_kind(places)
@@ -115,5 +107,4 @@ def _draw_places(path: Path, records: Sequence[dict[str, Any]]) -> None:
         axes.set_yticks(shown_layers, [str(layers[place]) for place in shown_layers])
         axes.set_ylabel("layer")
         figure.colorbar(image, ax=axes, shrink=0.8)
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
+    write_figure(path, figure, dpi=120)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
-from npeff.files import remove_partials, whole_file, write_json, write_text
+from npeff.figures import BLUE, RED, new_figure, plain_axes, write_figure
+from npeff.files import remove_partials, write_csv, write_json, write_text
 from npeff.reproduce.recipe import Recipe
 
 SETTINGS = ("task", "model", "examples", "components", "directions", "rank", "sketch", "dim", "solver", "seed")
@@ -17,7 +17,7 @@ def write(directory: Path, recipe: Recipe, found: dict[str, Any]) -> None:
     """Write table.csv, .md, .png, .svg and, last, .json."""
     (directory / "table.json").unlink(missing_ok=True)
     remove_partials(directory)
-    _write_csv(directory / "table.csv", found)
+    _write_cells(directory / "table.csv", found)
     write_text(directory / "table.md", markdown(recipe, found))
     if found["cells"]:
         _figure(directory / "table", recipe, found)
@@ -100,31 +100,27 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _write_csv(path: Path, found: dict[str, Any]) -> None:
-    with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-        writer = csv.writer(handle)
-        names = [f"{side}_{name}" for side in ("here", "paper") for name in SETTINGS]
-        writer.writerow(["row", "column", "paper", "measured", *names])
-        for cell in found["cells"]:
-            pair = found["settings"][cell["settings"]]
-            values = [pair[side][name] for side in ("here", "paper") for name in SETTINGS]
-            writer.writerow([cell["row"], cell["column"], cell["paper"], cell["measured"], *values])
+def _write_cells(path: Path, found: dict[str, Any]) -> None:
+    names = [f"{side}_{name}" for side in ("here", "paper") for name in SETTINGS]
+    rows = [["row", "column", "paper", "measured", *names]]
+    for cell in found["cells"]:
+        pair = found["settings"][cell["settings"]]
+        values = [pair[side][name] for side in ("here", "paper") for name in SETTINGS]
+        rows.append([cell["row"], cell["column"], cell["paper"], cell["measured"], *values])
+    write_csv(path, rows)
 
 
 def _figure(path: Path, recipe: Recipe, found: dict[str, Any]) -> None:
     """A panel per column, a line per row: a ring for the paper's number, a dot for the measured one."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     rows, columns = layout(recipe, found)
     measured = {(cell["row"], cell["column"]): cell["measured"] for cell in found["cells"]}
-    figure = Figure(figsize=(2 + 1.7 * len(columns), 1.2 + 0.28 * len(rows)), layout="constrained")
+    figure = new_figure(2 + 1.7 * len(columns), 1.2 + 0.28 * len(rows))
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for axes, column in zip(panels, columns, strict=True):
         for source, style in ((recipe.paper, "ring"), (lambda row, name: measured.get((row, name)), "dot")):
             points = [(value, place) for place, row in enumerate(rows) if (value := source(row, column)) is not None]
-            face, label = ("none", "paper") if style == "ring" else ("#b03a2e", "measured")
-            edge = "#1f6f8b" if style == "ring" else "#b03a2e"
+            face, label = ("none", "paper") if style == "ring" else (RED, "measured")
+            edge = BLUE if style == "ring" else RED
             size = 60 if style == "ring" else 18  # a ring is seen around the dot of an equal number
             axes.scatter(
                 [x for x, _ in points], [y for _, y in points], s=size, facecolors=face, edgecolors=edge, label=label
@@ -132,11 +128,8 @@ def _figure(path: Path, recipe: Recipe, found: dict[str, Any]) -> None:
         axes.set_title(column, fontsize=8)
         axes.grid(axis="y", linewidth=0.3)
         axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain_axes(axes)
     panels[0].set_yticks(range(len(rows)), [row if len(row) <= 40 else row[:39] + "…" for row in rows])
     panels[0].invert_yaxis()
     figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=7, frameon=False)
-    with matplotlib.rc_context({"svg.hashsalt": "npeff", "svg.fonttype": "none"}):
-        for kind, metadata in (("png", {}), ("svg", {"Date": None})):
-            with whole_file(path.with_suffix(f".{kind}")) as temporary:
-                figure.savefig(temporary, format=kind, dpi=130, metadata=metadata)
+    write_figure(path, figure, dpi=130)

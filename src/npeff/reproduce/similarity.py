@@ -11,6 +11,7 @@ import torch
 
 from npeff.analyse import matching
 from npeff.analyse.spectra import SpectraConfig, spectra
+from npeff.analyse.stability import compare_seeds, tuned_predictions
 from npeff.configs import replace, to_dict
 from npeff.decompose import Decomposition, FitConfig, PaperConfig, create, load
 from npeff.directions import reduce_rank
@@ -50,15 +51,12 @@ def stability(shop: Workshop, bench: Bench, step: Step) -> Findings:
     yield from missing
     for count in counts:
         fits = [shop.fit(_with(shop, bench, count, seed)) for seed in step.options["seeds"]]
-        pairs = list(combinations(fits, 2))
+        found = compare_seeds(fits)
         seeds = ", ".join(map(str, step.options["seeds"]))
         changed = {"components": (count, len(fits[0].components)), "seed": (seeds, seeds)}
-        by_coefficients = [matching.coefficient_similarity(a.coefficients, b.coefficients) for a, b in pairs]
-        by_components = [matching.component_similarity(a.components, b.components) for a, b in pairs]
-        for measure, values in (("W", by_coefficients), ("G", by_components)):
-            mean, deviation = matching.mean_and_deviation([matching.matched_similarity(value) for value in values])
-            yield Value({"components": count, "measure": measure}, mean, changed)
-            yield Value({"components": count, "measure": f"{measure} sd"}, deviation, changed)
+        for measure, name in (("W", "coefficients"), ("G", "pseudo_fishers")):
+            yield Value({"components": count, "measure": measure}, found[name], changed)
+            yield Value({"components": count, "measure": f"{measure} sd"}, found[f"{name}_deviation"], changed)
 
 
 def splits(shop: Workshop, bench: Bench, step: Step) -> Findings:
@@ -69,20 +67,14 @@ def splits(shop: Workshop, bench: Bench, step: Step) -> Findings:
     for coarse, fine in combinations(counts, 2):
         pair = [_with(shop, bench, count) for count in (coarse, fine)]
         first, second = (shop.fit(one) for one in pair)
-        parent = matching.parents(first.coefficients, second.coefficients)
-        kept, of = matching.preserved(parent, *(_tuned_to(shop, one) for one in pair))
+        parent = matching.parents(matching.coefficient_similarity(first.coefficients, second.coefficients))
+        kept, of = matching.preserved(parent, *(tuned_predictions(shop.analysis(one)) for one in pair))
         if of:
             shares.append(100 * kept / of)
         here = " → ".join(str(one.here.components) for one in pair)
         changed = {"components": (f"{coarse} → {fine}", here)}
         yield Value({"pair": f"{coarse} → {fine}"}, shares[-1] if of else None, changed)
     yield Value({"pair": "mean"}, float(np.mean(shares)) if shares else None, {"components": ("all", "all")})
-
-
-def _tuned_to(shop: Workshop, bench: Bench) -> list[str | None]:
-    """The prediction that each component is tuned to, if it is."""
-    tops = [component["orderings"][0] for component in shop.analysis(bench)["component"]]
-    return [next(iter(top["predictions"])) if top["prediction_tuned"] else None for top in tops]
 
 
 class ReducedRows:

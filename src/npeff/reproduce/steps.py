@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from npeff.analyse.compare import NAMES
 from npeff.collect import collect_texts
-from npeff.decompose.sweep import tuned_shares
+from npeff.decompose.sweep import held_out_tunings
 from npeff.errors import UserError
 from npeff.files import read_json
 from npeff.icl.run import IclConfig, icl
@@ -98,14 +96,9 @@ def in_context(shop: Workshop, bench: Bench, step: Step) -> Findings:
 def held_out(shop: Workshop, bench: Bench, step: Step) -> Findings:
     """Losses held in and held out, and tunings on the held-out examples."""
     decomposition = shop.fit(bench)
-    notes, table = decomposition.notes, bench.run.table
-    chosen = np.array(notes["held_out"])
-    labels = table["label"].fill_null(-1).to_numpy()[chosen]
-    orders = [decomposition.scores(order).numpy()[chosen] for order in decomposition.orders]
-    shares = tuned_shares(orders, table["prediction"].to_numpy()[chosen], labels if (labels >= 0).any() else None, TOP)
-    yield Value({"measure": "Recon-In"}, notes["held_in_loss"])
-    yield Value({"measure": "Recon-Out"}, notes["held_out_loss"])
-    for measure, share in zip(("Pred", "LnP"), shares, strict=True):
+    yield Value({"measure": "Recon-In"}, decomposition.notes["held_in_loss"])
+    yield Value({"measure": "Recon-Out"}, decomposition.notes["held_out_loss"])
+    for measure, share in zip(("Pred", "LnP"), held_out_tunings(bench.run, decomposition, TOP), strict=True):
         yield Value({"measure": measure}, None if share is None else 100 * share)
 
 

@@ -112,14 +112,15 @@ function unmatchedSection(pair, found, matched, [a], tablesOf) {
   const [coarse, fine] = pair.first === a ? tablesOf : [...tablesOf].reverse();
   const taken = new Set(matched.second);
   const left = found.parents.second.filter((k) => !taken.has(k));
-  const parent = (k) => found.parents.first[k], similarity = (k) => found.parents.coefficients[k];
+  const parent = (k) => (found.parents.first[k] < 0 ? null : found.parents.first[k]), similarity = (k) => found.parents.coefficients[k];
   const names = [pair.first, pair.second].map((n) => run.decompositions[n].name);
   left.sort((x, y) => similarity(y) - similarity(x) || x - y);
   return [el("h2", {}, `Without a partner: ${number(left.length)} of ${names[1]}`),
     longTable("unmatched", [["coefficients", "number"], [names[1], "half"], [`most similar of ${names[0]}`, "half"]], left.length,
       (n) => el("tr", {}, el("td", { class: "number" }, bar(similarity(left[n])), ` ${similar(similarity(left[n]))}`),
-        componentCell(pair.second, fine, left[n]), componentCell(pair.first, coarse, parent(left[n]))),
-      () => [["coefficients", names[1], names[0]], ...left.map((k) => [similarity(k), k, parent(k)])])];
+        componentCell(pair.second, fine, left[n]),
+        parent(left[n]) === null ? el("td", {}, "none: they share no example") : componentCell(pair.first, coarse, parent(left[n]))),
+      () => [["coefficients", names[1], names[0]], ...left.map((k) => [similarity(k), k, parent(k) ?? ""])])];
 }
 
 // --- the tree of splits -------------------------------------------------------------------------------------------
