@@ -20,6 +20,7 @@ from npeff.explore.server import make_server
 from npeff.store import Run
 from tests.browser import show, watched
 from tests.explore.test_export import data
+from tests.explore.test_relations import EXAMPLES, put
 from tests.synthetic import add_decomposition, make_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -137,6 +138,21 @@ def test_compare_two_decompositions(browser: Browser, site: Path) -> None:
         expect(page.locator("main")).to_contain_text("Choose two different")
         for route in ("#/compare/npeff-8-0/absent", "#/tree/absent", "#/tree/clusters-4-0"):
             show(page, site, route, "Not found")
+
+
+def test_a_component_without_a_parent(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(EXAMPLES)])
+    put(run, "coarse", 4, 0, dead=False)
+    put(run, "fine", 7, 0)
+    site = export(ExportConfig(str(run.path), str(tmp_path / "site"))).parent
+    with watched(browser) as page:
+        show(page, site, "#/compare/fine/coarse", "Compare")
+        rows = page.locator("#unmatched tbody tr")
+        expect(rows).to_have_count(3)
+        expect(rows.last.locator("td")).to_have_text(
+            [re.compile("0.00"), re.compile("Component 6"), "none: they share no example"]
+        )
+        show(page, site, "#/tree/coarse", "Split tree")
 
 
 def test_the_split_tree(browser: Browser, site: Path, perturbed: Run) -> None:
