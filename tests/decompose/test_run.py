@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -7,8 +8,9 @@ import torch
 
 from npeff import cli
 from npeff.decompose import FitConfig, load
+from npeff.decompose import sweep as sweeping
 from npeff.decompose.probe import ProbeConfig, probe
-from npeff.decompose.run import DecomposeConfig, decompose, open_decomposition
+from npeff.decompose.run import DecomposeConfig, decompose, fit, open_decomposition
 from npeff.decompose.sweep import Row, SweepConfig, advice, held_out_tunings, sweep
 from npeff.errors import UserError
 from npeff.rows import ArrayRows
@@ -145,6 +147,32 @@ def test_sweep_compares_numbers_of_components(run, capsys):
     assert "| 8 |" in capsys.readouterr().out
     with pytest.raises(UserError, match="at least one number"):
         SweepConfig(run=str(run.path), components=())
+
+
+def test_a_sweep_continues(run, monkeypatch):
+    config = SweepConfig(run=str(run.path), components=(2, 4, 8), holdout=0.4)
+    fitted = []
+
+    def until_killed(run, config, *rest, **options):
+        fitted.append(config.components)
+        if fitted == [2, 4, 8]:
+            raise KeyboardInterrupt
+        return fit(run, config, *rest, **options)
+
+    monkeypatch.setattr(sweeping, "fit", until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(config)
+    rows = sweep(config)
+    assert fitted == [2, 4, 8, 8]
+    assert rows == [fresh for count in (2, 4, 8) for fresh in sweep(replace(config, components=(count,), name="new"))]
+    fitted.clear()
+    assert sweep(config) == rows
+    assert not fitted
+    sweep(replace(config, components=(2,), tolerance=1e-2))  # another fit
+    (run.path / "sweeps/npeff-0/measured.json").write_text("{")
+    assert sweep(config) == rows
+    assert fitted == [2, 2, 4, 8]
+    assert not list((run.path / "sweeps/npeff-0").glob("*checkpoint"))
 
 
 @pytest.mark.parametrize(("method", "top"), [("npeff", 3), ("svd-gradients", 3), ("npeff", 60)])

@@ -58,7 +58,7 @@ def decompose(config: DecomposeConfig) -> Decomposition:
     with only_one(run.path / DIRECTORY, active=first):
         done = _finished(directory, run, fit_config, config)
         distributed.barrier()
-        checkpoint = Checkpoint(run.path / DIRECTORY / f".{name}.checkpoint", _key(run, fit_config, config.holdout))
+        checkpoint = Checkpoint(run.path / DIRECTORY / f".{name}.checkpoint", fit_key(run, fit_config, config.holdout))
         if done is not None:
             if done.history.ending != "out of passes":  # else a kill has come between the last two steps
                 checkpoint.clear()
@@ -122,13 +122,14 @@ def _finished(directory: Path, run: Run, fit_config: FitConfig, config: Decompos
     if not (directory / "config.json").exists() or config.overwrite:
         return None
     old = load(directory, run.fingerprint)
-    if _key(run, old.config, old.notes.get("holdout", 0.0)) != _key(run, fit_config, config.holdout):
+    if fit_key(run, old.config, old.notes.get("holdout", 0.0)) != fit_key(run, fit_config, config.holdout):
         raise UserError(f"{directory} was made with other options: choose another --name, or --overwrite it.")
     same_length = all(getattr(old.config, name) == getattr(fit_config, name) for name in ("max_passes", "tolerance"))
     return old if same_length else None
 
 
-def _key(run: Run, config: SolverConfig, holdout: float) -> str:
+def fit_key(run: Run, config: SolverConfig, holdout: float) -> str:
+    """Hash of what makes two fits the same, but for how long they run and where."""
     values = {name: value for name, value in to_dict(config).items() if name not in _NOT_IDENTITY}
     text = json.dumps([run.fingerprint, holdout, values], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,20 +17,24 @@ from npeff.analyse import tunings
 from npeff.analyse.run import read_examples
 from npeff.decompose import FitConfig
 from npeff.decompose.base import Decomposition
+from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.config import SolverConfig, positive
-from npeff.decompose.run import fit
+from npeff.decompose.run import fit, fit_key
 from npeff.errors import UserError
 from npeff.figures import new_figure, write_figure
-from npeff.files import write_csv, write_json, write_text
+from npeff.files import read_object, write_csv, write_json, write_text
+from npeff.locks import only_one
 from npeff.store import Run
 
+MEASURED = "measured.json"
+"""File of all rows that were measured, so that a sweep continues."""
 TOP = 16
 """A component is tuned if all of this many top examples agree."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(SolverConfig):
-    """Fit a run with several numbers of components and say which to take."""
+    """Fit a run with several numbers of components and say which to take. Continues if stopped."""
 
     run: tyro.conf.Positional[str]
     """Run directory."""
@@ -67,18 +73,44 @@ def sweep(config: SweepConfig) -> list[Row]:
     """Fit every number of components, write the table, the plot and the advice; returns the table's rows."""
     distributed.start()
     run = Run.open(config.run)
+    directory = run.path / "sweeps" / (config.name or f"{config.method}-{config.seed}")
     shared = {item.name: getattr(config, item.name) for item in dataclasses.fields(SolverConfig)}
-    rows = []
-    for count in sorted(set(config.components)):
-        decomposition = fit(run, FitConfig(**shared, components=count), config.holdout, quiet=False)
-        rows.append(_row(run, decomposition))
-        if distributed.rank() == 0:
-            print(markdown(rows[-1:], header=len(rows) == 1))
-    if distributed.rank() == 0:
-        directory = run.path / "sweeps" / (config.name or f"{config.method}-{config.seed}")
-        write(directory, rows)
-        print(f"\n{advice(rows)}\nTable and plot: {directory}")
+    fits = {count: FitConfig(**shared, components=count) for count in sorted(set(config.components))}
+    first = distributed.rank() == 0
+    rows: list[Row] = []
+    with only_one(directory, active=first):
+        measured = _read_measured(directory)
+        distributed.barrier()  # all have read it before the first one writes
+        for count, fit_config in fits.items():
+            key = _key(run, fit_config, config.holdout)
+            checkpoint = Checkpoint(directory / f".{count}.checkpoint", key)
+            if key not in measured:
+                measured[key] = _row(run, fit(run, fit_config, config.holdout, checkpoint, quiet=False))
+                if first:
+                    write_json(directory / MEASURED, {key: asdict(row) for key, row in measured.items()}, sealed=True)
+            checkpoint.clear()
+            rows.append(measured[key])
+            if first:
+                print(markdown(rows[-1:], header=len(rows) == 1))
+        if first:
+            write(directory, rows)
+            print(f"\n{advice(rows)}\nTable and plot: {directory}")
     return rows
+
+
+def _key(run: Run, config: FitConfig, holdout: float) -> str:
+    """What a row of the table depends on; the examples' table has predictions, which may have been mended."""
+    examples = run.manifest["examples_sha256"]
+    text = f"{fit_key(run, config, holdout)} {config.max_passes} {config.tolerance} {TOP} {examples}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_measured(directory: Path) -> dict[str, Row]:
+    """What earlier calls have measured, by key; nothing if the file is damaged: then it is measured again."""
+    with contextlib.suppress(UserError, TypeError):
+        if (directory / MEASURED).is_file():
+            return {key: Row(**row) for key, row in read_object(directory / MEASURED).items()}
+    return {}
 
 
 def _row(run: Run, decomposition: Decomposition) -> Row:
