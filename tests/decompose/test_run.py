@@ -142,7 +142,8 @@ def test_sweep_compares_numbers_of_components(run, capsys):
     assert [row.components for row in rows] == [2, 8]
     assert rows[1].held_out_loss < rows[0].held_out_loss
     directory = run.path / "sweeps" / "npeff-0"
-    assert sorted(path.suffix for path in directory.glob("sweep.*")) == [".csv", ".json", ".md", ".png", ".svg"]
+    kinds = sorted(path.suffix for path in directory.glob("sweep.*"))
+    assert kinds == [".csv", ".json", ".md", ".png", ".svg", ".tex"]
     assert json.loads((directory / "sweep.json").read_text())["rows"][1]["components"] == 8
     assert "| 8 |" in capsys.readouterr().out
     with pytest.raises(UserError, match="at least one number"):

@@ -18,8 +18,9 @@ from npeff.decompose.config import Method
 from npeff.decompose.run import DecomposeConfig, decompose
 from npeff.errors import UserError
 from npeff.figures import BLUE, PURPLE, RED, draw_figure, plain_axes
-from npeff.files import read_json, write_csv, write_json, write_text
+from npeff.files import read_json, write_csv, write_json
 from npeff.store import Run
+from npeff.tables import write_tables
 
 DIRECTORY = "comparisons"
 NAMES = {
@@ -109,7 +110,7 @@ def _row(method: str, analysis: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(directory: Path, found: dict[str, Any]) -> None:
-    """Write the table as CSV, Markdown, figures and, last, JSON."""
+    """Write the table as CSV, Markdown, LaTeX, figures and, last, JSON."""
     numbers = ("share", "low", "high", "expected", "tuned", "of")
     lines: list[list[Any]] = [["method", "components", "left_out", *(f"{kind}_{n}" for kind in KINDS for n in numbers)]]
     for row in found["rows"]:
@@ -117,7 +118,7 @@ def write(directory: Path, found: dict[str, Any]) -> None:
         cells = [rate.get(number) for rate in rates for number in numbers]
         lines.append([row["title"], row["components"], row["left_out"], *cells])
     write_csv(directory / "table.csv", lines)
-    write_text(directory / "table.md", markdown(found))
+    write_tables(directory / "table", markdown(found))
     draw_figure(directory / "table", _draw, found)
     write_json(directory / "table.json", found)
 

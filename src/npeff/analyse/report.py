@@ -9,13 +9,15 @@ import pyarrow as pa
 
 from npeff.analyse.tunings import KINDS
 from npeff.figures import draw_figure, plain_axes
-from npeff.files import remove_partials, write_csv, write_json, write_text
+from npeff.files import remove_partials, write_csv, write_json
+from npeff.tables import write_tables
 
 JSON = "analysis.json"
 FILES = (
     JSON,
     "components.csv",
     "tunings.md",
+    "tunings.tex",
     "tunings.png",
     "tunings.svg",
     "density.png",
@@ -30,7 +32,7 @@ def write(directory: Path, analysis: dict[str, Any], table: pa.Table) -> None:
     (directory / JSON).unlink(missing_ok=True)
     remove_partials(directory)
     write_components(directory / "components.csv", analysis)
-    write_text(directory / "tunings.md", markdown(analysis, table))
+    write_tables(directory / "tunings", markdown(analysis, table))
     for name, draw in (("tunings", _draw_tunings), ("density", _draw_density)):
         draw_figure(directory / name, draw, analysis)
     write_json(directory / JSON, analysis, sealed=True)

@@ -16,9 +16,10 @@ from npeff import __version__
 from npeff.analyse.ranking import Array
 from npeff.errors import UserError
 from npeff.figures import draw_figure, plain_axes
-from npeff.files import write_csv, write_json, write_text
+from npeff.files import write_csv, write_json
 from npeff.rows import RowSource
 from npeff.store import Run
+from npeff.tables import write_tables
 
 DIRECTORY = "spectra"
 _EXAMPLES = 256
@@ -82,7 +83,7 @@ def _write(directory: Path, found: dict[str, Any]) -> None:
     columns = (found["decay"], found["kept_trace"], found["kept_norm"])
     rows = [[k, *values] for k, values in enumerate(zip(*columns, strict=True), 1)]
     write_csv(directory / "spectra.csv", [["directions", "eigenvalue", "kept_trace", "kept_norm"], *rows])
-    write_text(directory / "spectra.md", markdown(found))
+    write_tables(directory / "spectra", markdown(found))
     draw_figure(directory / "spectra", _draw, found)
     write_json(directory / "spectra.json", found)
 

@@ -12,6 +12,7 @@ from npeff.analyse.report import as_literal, shorten
 from npeff.figures import BLUE, RED, draw_figure, new_figure, plain_axes, remove_figure, write_figure
 from npeff.files import remove_partials, write_csv, write_json, write_text
 from npeff.identity import brief
+from npeff.tables import write_tables
 
 _TALLEST = 60.0
 """Inches of the longest tree."""
@@ -29,7 +30,7 @@ def write(directory: Path, found: dict[str, Any]) -> None:
     remove_partials(directory)
     for name in ("seeds", "splits", "against"):
         _write_rows(directory / f"{name}.csv", found[name])
-    write_text(directory / "stability.md", markdown(found))
+    write_tables(directory / "stability", markdown(found))
     seeds, tree = directory / "seeds", directory / "tree"
     remove_figure(seeds)  # of other options
     remove_figure(tree)

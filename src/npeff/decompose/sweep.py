@@ -22,9 +22,10 @@ from npeff.decompose.config import SolverConfig, positive
 from npeff.decompose.run import fit, fit_key
 from npeff.errors import UserError
 from npeff.figures import new_figure, write_figure
-from npeff.files import read_object, write_csv, write_json, write_text
+from npeff.files import read_object, write_csv, write_json
 from npeff.locks import only_one
 from npeff.store import Run
+from npeff.tables import write_tables
 
 MEASURED = "measured.json"
 """File of all rows that were measured, so that a sweep continues."""
@@ -184,8 +185,8 @@ def markdown(rows: list[Row], header: bool = True) -> str:
 
 
 def write(directory: Path, rows: list[Row]) -> None:
-    """sweep.md, sweep.csv, sweep.png, sweep.svg and, last, sweep.json."""
-    write_text(directory / "sweep.md", f"{markdown(rows)}\n\n{advice(rows)}\n")
+    """sweep.md, sweep.tex, sweep.csv, sweep.png, sweep.svg and, last, sweep.json."""
+    write_tables(directory / "sweep", f"{markdown(rows)}\n\n{advice(rows)}\n")
     names = [item.name for item in dataclasses.fields(Row)]
     write_csv(directory / "sweep.csv", [names, *(list(asdict(row).values()) for row in rows)])
     _plot(directory / "sweep", rows)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from npeff.files import write_csv, write_json, write_text
+from npeff.files import write_csv, write_json
+from npeff.tables import write_tables
 
 
 def write(directory: Path, found: dict[str, Any]) -> None:
@@ -14,7 +15,7 @@ def write(directory: Path, found: dict[str, Any]) -> None:
     write_csv(directory / "scores.csv", _score_rows(found))
     write_csv(directory / "agreement.csv", _pair_rows(found))
     write_csv(directory / "themes.csv", _theme_rows(found))
-    write_text(directory / "scores.md", markdown(found) + "\n" + themes(found))
+    write_tables(directory / "scores", markdown(found) + "\n" + themes(found))
     write_json(directory / "scores.json", found)
 
 

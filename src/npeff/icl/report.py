@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from npeff.figures import BLUE, RED, draw_figure, plain_axes
-from npeff.files import write_csv, write_json, write_text
+from npeff.files import write_csv, write_json
+from npeff.tables import write_tables
 
 MEASURES = {"accuracy": "Accuracy", "similarity_0": "Similarity 0-shot", "similarity_k": "Similarity ICL"}
 
@@ -15,7 +16,7 @@ def write(directory: Path, found: dict[str, Any]) -> None:
     """Write table.csv, .md, .png, .svg and, last, .json."""
     names = ("title", "name", "components", "left_out", "undecided", *MEASURES)
     write_csv(directory / "table.csv", [names, *([row[name] for name in names] for row in found["rows"])])
-    write_text(directory / "table.md", markdown(found))
+    write_tables(directory / "table", markdown(found))
     draw_figure(directory / "table", _draw, found)
     write_json(directory / "table.json", found)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from npeff.errors import UserError
-from npeff.files import read_object, remove_partials, write_csv, write_text
+from npeff.files import read_object, remove_partials, write_csv
 from npeff.locks import only_one
+from npeff.tables import write_tables
 
 COLUMNS = (
     "label",
@@ -25,7 +26,7 @@ _PATIENCE = 10.0
 
 
 def write_overview(folder: Path) -> str:
-    """Write table.md and table.csv of all finished results below `folder`; returns the table in Markdown."""
+    """Write table.md, table.tex and table.csv of all finished results below `folder`; returns the table in Markdown."""
     rows = [_read_row(results) for results in sorted(folder.glob("*/results.json"))]
     rows.sort(key=lambda row: -row["KL ratio"])
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
@@ -34,7 +35,7 @@ def write_overview(folder: Path) -> str:
     with only_one(folder, wait=_PATIENCE):
         remove_partials(folder)
         write_csv(folder / "table.csv", [COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
-        write_text(folder / "table.md", markdown)
+        write_tables(folder / "table", markdown)
     return markdown
 
 

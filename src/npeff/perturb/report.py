@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from npeff.figures import new_figure, write_figure
-from npeff.files import write_csv, write_json, write_text
+from npeff.files import write_csv, write_json
 from npeff.perturb.evaluate import summary
 from npeff.perturb.places import Place, by_layer_and_kind
+from npeff.tables import write_tables
 
 COLUMNS = ("ratio", "predicted_ratio", "norm_ratio", "magnitude", "top_kl", "related_kl", "random_kl")
 
 
 def write_report(folder: Path, records: Sequence[dict[str, Any]], notes: dict[str, Any], key: str) -> dict[str, Any]:
-    """Write results.json, results.csv, table.md and the figures; returns the summary. `key` says what they are of."""
+    """Write results.json, results.csv, table.md and .tex, and figures of what `key` names; returns the summary."""
     found = summary(records)
     write_json(
         folder / "results.json",
@@ -23,7 +24,7 @@ def write_report(folder: Path, records: Sequence[dict[str, Any]], notes: dict[st
         sealed=True,
     )
     write_csv(folder / "results.csv", _outcomes(records))
-    write_text(folder / "table.md", _markdown(records, found))
+    write_tables(folder / "table", _markdown(records, found))
     if any(record["curve"] for record in records):
         _draw_curves(folder / "curve", records)
     _draw_places(folder / "where", records)

@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from npeff.figures import BLUE, RED, new_figure, plain_axes, write_figure
-from npeff.files import remove_partials, write_csv, write_json, write_text
+from npeff.files import remove_partials, write_csv, write_json
 from npeff.reproduce.recipe import Recipe
+from npeff.tables import write_tables
 
 SETTINGS = ("task", "model", "examples", "components", "directions", "rank", "sketch", "dim", "solver", "seed")
 """What is shown of a setup; more where it differs."""
 
 
 def write(directory: Path, recipe: Recipe, found: dict[str, Any]) -> None:
-    """Write table.csv, .md, .png, .svg and, last, .json."""
+    """Write table.csv, .md, .tex, .png, .svg and, last, .json."""
     (directory / "table.json").unlink(missing_ok=True)
     remove_partials(directory)
     _write_cells(directory / "table.csv", found)
-    write_text(directory / "table.md", markdown(recipe, found))
+    write_tables(directory / "table", markdown(recipe, found))
     if found["cells"]:
         _figure(directory / "table", recipe, found)
     about = {"recipe": recipe.name, "label": recipe.label, "title": recipe.title}

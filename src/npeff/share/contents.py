@@ -27,7 +27,7 @@ INDEX = "share.json"
 CARD = "README.md"
 SINGLE_FILES = (MANIFEST, EXAMPLES, CARD)
 FOLDERS = ("decompositions", "annotations", "perturbations", "comparisons", "stability", "spectra", "sweeps", "icl")
-SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".png", ".svg", ".safetensors")
+SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".tex", ".png", ".svg", ".safetensors")
 CHANGED_MODELS = ("delta", "adapter", "model")
 """What `npeff perturb --save` writes: as large as the model, and not needed to look at results."""
 _DEEPEST = 6
