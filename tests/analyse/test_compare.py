@@ -30,6 +30,8 @@ def test_all_methods_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [row["method"] for row in rows] == ["NPEFF", "G-NPEFF", "GC", "SAE", "SVD-G", "SVD-A"]
     assert (directory / "table.png").is_file()
     assert (directory / "table.svg").is_file()
+    lines = (directory / "table.tex").read_text().splitlines()
+    assert [line.split(" & ")[0] for line in lines[5:-2]] == [row["method"] for row in rows]
 
 
 def test_methods_without_rows_are_named(tmp_path: Path) -> None:

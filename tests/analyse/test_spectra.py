@@ -42,6 +42,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert found["examples"] == 29
     assert found["kept_norm"] == pytest.approx([1.0])  # rank one
     assert {file.name for file in directory.iterdir()} == {
-        f"spectra.{kind}" for kind in ("json", "csv", "md", "png", "svg")
+        f"spectra.{kind}" for kind in ("json", "csv", "md", "tex", "png", "svg")
     }
     assert "| 1 | 100 | 100.0 | 100.0 |" in (directory / "spectra.md").read_text()
