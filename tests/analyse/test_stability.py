@@ -13,6 +13,7 @@ from npeff import cli
 from npeff.analyse.stability import StabilityConfig, stability
 from npeff.analyse.stability_report import grow_tree, tree_markdown, write
 from npeff.decompose import load
+from npeff.decompose.config import Method
 from npeff.errors import UserError
 from npeff.files import read_json
 from npeff.store import Run
@@ -42,15 +43,18 @@ def test_the_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert (run.path / "decompositions/npeff-8-1/tensors.safetensors").stat().st_mtime_ns == before
 
 
-def test_splits_equal_plain_cosines(run: Run) -> None:
-    directory = stability(StabilityConfig(str(run.path), components=(4, 8), seeds=(3,), top=6))
+@pytest.mark.parametrize("method", ["npeff", "clusters", "svd-gradients"])
+def test_splits_equal_plain_cosines(run: Run, method: Method) -> None:
+    directory = stability(StabilityConfig(str(run.path), components=(4, 8), seeds=(3,), method=method, top=6))
     (split,) = read_json(directory / "stability.json")["splits"]
-    W, V = (load(run.path / f"decompositions/npeff-{n}-3").coefficients.double().numpy() for n in (4, 8))
+    W, V = (load(run.path / f"decompositions/{method}-{n}-3").coefficients.double().numpy() for n in (4, 8))
     for j in range(8):
         cosines = [abs(W[:, i] @ V[:, j]) / np.sqrt((W[:, i] @ W[:, i]) * (V[:, j] @ V[:, j])) for i in range(4)]
-        assert split["parent"][j] == int(np.argmax(cosines))
+        assert split["parent"][j] == (int(np.argmax(cosines)) if max(cosines) > 1e-5 else None)
         assert split["similarity"][j] == pytest.approx(max(cosines), abs=1e-5)
-    assert split["with_splits"] == len(set(split["parent"]))
+    assert split["with_splits"] == len(set(split["parent"]) - {None})
+    if method == "svd-gradients":  # the first ones again, and new ones that are orthogonal to them
+        assert split["parent"] == [0, 1, 2, 3, None, None, None, None]
 
 
 def test_what_other_options_have_drawn_goes(run: Run) -> None:

@@ -16,6 +16,8 @@ from npeff.analyse.ranking import Array
 
 NOBODY = -1
 """Parent of a component without one."""
+_ROUNDING = 1e-5
+"""Cosines of float32 coefficients that are zero but for rounding are below this."""
 _ROWS = 8192
 
 
@@ -68,10 +70,10 @@ def mean_best_similarity(similarity: torch.Tensor) -> float:
 def parents(similarity: torch.Tensor) -> Array:
     """For each of D fine components the most similar of C coarse ones, [D], from their similarities [C, D].
 
-    One that shares no example with any of them, as a dead one, has the parent NOBODY.
+    One that is like none of them has the parent NOBODY: a dead one, or the next singular vector.
     """
     best, parent = similarity.max(dim=0)
-    return torch.where(best > 0, parent, NOBODY).numpy()
+    return torch.where(best > _ROUNDING, parent, NOBODY).numpy()
 
 
 def preserved(parent: Array, coarse: Sequence[str | None], fine: Sequence[str | None]) -> tuple[int, int]:

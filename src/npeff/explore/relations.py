@@ -319,7 +319,7 @@ def _both_sides(
     components = pairs["components"] or [None] * len(pairs["first"])
     table = zip(pairs["first"], pairs["second"], pairs["coefficients"], components, pairs[by], strict=True)
     for a, b, of_coefficients, of_components, similarity in table:
-        if similarity > 0:
+        if similarity > 0 and a != matching.NOBODY:
             left[a].append((b, of_coefficients, of_components))
             right[b].append((a, of_coefficients, of_components))
     return left, right

@@ -119,7 +119,7 @@ function unmatchedSection(pair, found, matched, [a], tablesOf) {
     longTable("unmatched", [["coefficients", "number"], [names[1], "half"], [`most similar of ${names[0]}`, "half"]], left.length,
       (n) => el("tr", {}, el("td", { class: "number" }, bar(similarity(left[n])), ` ${similar(similarity(left[n]))}`),
         componentCell(pair.second, fine, left[n]),
-        parent(left[n]) === null ? el("td", {}, "none: they share no example") : componentCell(pair.first, coarse, parent(left[n]))),
+        parent(left[n]) === null ? el("td", {}, "none is like it") : componentCell(pair.first, coarse, parent(left[n]))),
       () => [["coefficients", names[1], names[0]], ...left.map((k) => [similarity(k), k, parent(k) ?? ""])])];
 }
 
