@@ -144,6 +144,8 @@ def test_a_component_without_a_parent(browser: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(EXAMPLES)])
     put(run, "coarse", 4, 0, dead=False)
     put(run, "fine", 7, 0)
+    for components in (4, 7):
+        add_decomposition(run, "svd-gradients", components, f"svd-{components}")
     site = export(ExportConfig(str(run.path), str(tmp_path / "site"))).parent
     with watched(browser) as page:
         show(page, site, "#/compare/fine/coarse", "Compare")
@@ -151,6 +153,10 @@ def test_a_component_without_a_parent(browser: Browser, tmp_path: Path) -> None:
         expect(rows).to_have_count(3)
         expect(rows.last.locator("td")).to_have_text([re.compile("0.00"), re.compile("Component 6"), "none is like it"])
         show(page, site, "#/tree/coarse", "Split tree")
+        expect(page.locator("#tree a")).to_have_count(4 + 7)
+        expect(page.locator("#tree .branch")).to_have_count(6)
+        show(page, site, "#/tree/svd-4", "Split tree")  # further singular vectors are like none of the first
+        expect(page.locator("#tree .branch")).to_have_count(4)
 
 
 def test_the_split_tree(browser: Browser, site: Path, perturbed: Run) -> None:

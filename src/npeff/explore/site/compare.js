@@ -178,7 +178,7 @@ function splitTree(chain, tablesOf, pairs) {
   const roots = [...levels[0]];
   pairs.forEach(({ parents }, n) => levels[n + 1].forEach((node) => {
     node.similarity = parents.coefficients[node.j];
-    if (node.similarity > 0) levels[n][parents.first[node.j]].children.push(node);
+    if (parents.first[node.j] >= 0) levels[n][parents.first[node.j]].children.push(node);
     else roots.push(node);
   }));
   levels.flat().forEach((node) => node.children.sort((x, y) => y.similarity - x.similarity));
