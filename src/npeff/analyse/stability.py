@@ -145,7 +145,7 @@ def _similarities(pairs: Sequence[tuple[Decomposition, Decomposition]], kinds: S
 def _against_row(config: StabilityConfig, run: Run, other: Run, components: int) -> dict[str, Any]:
     """Similarity of the decompositions of two runs, seed by seed. Their components may live in different spaces."""
     pairs = [tuple(_fit(config, each, components, seed) for each in (run, other)) for seed in config.seeds]
-    changed = changes(run.manifest["identity"], other.manifest["identity"], but=("shard_examples", "storage"))
+    changed = changes(run.manifest["identity"], other.manifest["identity"], but=("data.data", "shard_examples"))
     return {
         "against": str(other.path),
         "components": components,
