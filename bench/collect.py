@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from bench import entry
-from npeff.answers import AnswerModel, encode, resolve_answers
-from npeff.capture import Capture
-from npeff.collector import Collector
-from npeff.data import DataConfig, load_dataset
-from npeff.directions import DirectionsConfig, projection, spectral
-from npeff.models import CapturedModule, LoadedModel, ModelConfig, Selection, load_model, select_parameters
-from npeff.sketch import Sketch, SketchConfig, make_sketch
-from npeff.tasks import load_task
+from npeff.collect.batch import Collector
+from npeff.collect.capture import Capture
+from npeff.collect.directions import DirectionsConfig, projection, spectral
+from npeff.collect.sketch import Sketch, SketchConfig, make_sketch
+from npeff.models.answers import AnswerModel, encode, resolve_answers
+from npeff.models.load import CapturedModule, LoadedModel, ModelConfig, Selection, load_model, select_parameters
+from npeff.tasks.data import DataConfig, load_dataset
+from npeff.tasks.task import load_task
 
 TOKENS = 20
 BATCH = 32

@@ -17,14 +17,14 @@ import pyarrow as pa
 import torch
 
 from bench import entry
-from npeff.collect import CollectConfig, collect
-from npeff.data import DataConfig
+from npeff.collect.run import CollectConfig, collect
 from npeff.decompose import FitConfig, Npeff, PaperConfig
 from npeff.decompose.als import Als
 from npeff.decompose.blocks import Blocks
-from npeff.decompose.seeds import start_components
-from npeff.rows import ArrayRows, RowSource
-from npeff.store import Run, Shard
+from npeff.decompose.initial import start_components
+from npeff.store.rows import ArrayRows, RowSource
+from npeff.store.run import Run, Shard
+from npeff.tasks.data import DataConfig
 
 EXAMPLES = 1024
 COMPONENTS = 64
@@ -134,7 +134,7 @@ SHARD_EXAMPLES, DIM = 1024, 16_384
 WORKER = """
 import json, resource, sys
 from npeff.decompose import FitConfig, Npeff
-from npeff.store import Run
+from npeff.store.run import Run
 fitted = Npeff(FitConfig(components=256, max_passes=2, tolerance=0)).fit(Run.open(sys.argv[1]).source("fisher"))
 print(json.dumps([fitted.history.loss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
 """

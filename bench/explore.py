@@ -18,7 +18,7 @@ from playwright.sync_api import Page, Request, sync_playwright
 from bench import entry
 from npeff.decompose import FitConfig, create
 from npeff.explore.export import export_site
-from npeff.store import Run
+from npeff.store.run import Run
 from tests.browser import launch
 from tests.synthetic import make_run
 

@@ -18,18 +18,18 @@ import torch
 from torch import nn
 
 from bench import entry
-from npeff.collect import CollectConfig, Prepared, collect, prepare_run
-from npeff.data import DataConfig, load_dataset
+from npeff.collect.run import CollectConfig, Prepared, collect, prepare_run
+from npeff.collect.sketch import SketchConfig, make_sketch
 from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.files import read_json, whole_file, write_json
-from npeff.models import CapturedModule
+from npeff.models.load import CapturedModule
 from npeff.perturb import Lifter, PerturbConfig, perturb
 from npeff.perturb.lift import read_prompts
-from npeff.perturb.rowsums import RowSums
+from npeff.perturb.row_weights import RowSums
 from npeff.perturb.sensing import THOROUGH, Scaled, planted_cosine
-from npeff.sketch import SketchConfig, make_sketch
-from npeff.store import Run
-from npeff.tasks import load_task
+from npeff.store.run import Run
+from npeff.tasks.data import DataConfig, load_dataset
+from npeff.tasks.task import load_task
+from npeff.utils.files import read_json, whole_file, write_json
 
 CACHE = Path(__file__).parent / "cache" / "perturb"
 SCALE = int(os.environ.get("NPEFF_BENCH_SCALE", "1"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from npeff.estimate import amount, duration
+from npeff.collect.estimate import amount, duration
 
 STEPS = 1.02
 """Cost of a collection with one row ÷ a training step; performance.md."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 
 from npeff.decompose import FitConfig, create, kind_of
-from npeff.store import Run
+from npeff.store.run import Run
 
 LABELS = ["Negative", "Positive"]
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import npeff
-from npeff.collect import CollectConfig, collect
-from npeff.configs import from_options
+from npeff.collect.run import CollectConfig, collect
 from npeff.decompose import load
-from npeff.errors import UserError
+from npeff.utils.configs import from_options
+from npeff.utils.errors import UserError
 
 OPTIONS = {"task": "sst2", "dim": 256, "storage": "float32"}
 
@@ -51,9 +51,9 @@ def test_importing_is_quick_and_names_do_not_depend_on_what_else_was_imported():
     code = """
 import sys, npeff
 assert "torch" not in sys.modules and "numpy" not in sys.modules
-import npeff.collect, npeff.decompose, npeff.perturb, npeff.analyse.run
+import npeff.collect.run, npeff.decompose, npeff.perturb, npeff.analyse.run
 assert all(callable(getattr(npeff, name)) for name in npeff.__all__ if name != "__version__")
-assert callable(npeff.collect.collect)
+assert callable(npeff.collect.run.collect)
 assert not hasattr(npeff, "nonsense")
 from npeff import *
 assert callable(collect_run)
@@ -109,7 +109,7 @@ def test_probed_texts_of_the_run_have_their_own_coefficients(run):
 
 
 def test_a_lifted_component_has_the_component_as_its_sketch(run):
-    from npeff.collect import prepare_run
+    from npeff.collect.run import prepare_run
 
     vector = npeff.lift_component(run, 1, "npeff", direction="plain", top=4, random=8)
     assert sum(float(part.square().sum()) for part in vector.values()) == pytest.approx(1, abs=1e-4)

@@ -9,7 +9,7 @@ import pytest
 
 from npeff.analyse.telling import telling
 from npeff.demo import DemoConfig, demo
-from npeff.errors import UserError
+from npeff.utils.errors import UserError
 
 
 def component(number: int, top: list[int], label: str = "yes", **values: Any) -> dict[str, Any]:

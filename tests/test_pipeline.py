@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from npeff.check import CheckConfig, check
 from npeff.cli import main
+from npeff.collect.check import CheckConfig, check
 from npeff.decompose import load
 from npeff.decompose.probe import ProbeConfig, probe
-from npeff.store import Run
+from npeff.store.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from npeff.models import LoadedModel, ModelConfig
+from npeff.models.load import LoadedModel, ModelConfig
 
 TEXTS = [
     "a film of great charm and wit",

@@ -17,21 +17,21 @@ import numpy as np
 from npeff.analyse.ranking import ranked
 from npeff.analyse.report import JSON
 from npeff.analyse.run import AnalyseConfig, analyse
-from npeff.collect import CollectConfig, collect, prepare_run
-from npeff.configs import from_options
+from npeff.collect.estimate import Estimate, estimate_collection
+from npeff.collect.run import CollectConfig, collect, prepare_run
 from npeff.decompose import Decomposition, Order
 from npeff.decompose import probe as probing
 from npeff.decompose.probe import Probe
 from npeff.decompose.run import DecomposeConfig, decompose
 from npeff.decompose.run import open_decomposition as _open_decomposition
-from npeff.errors import UserError
-from npeff.estimate import Estimate, estimate_collection
-from npeff.files import read_json
 from npeff.perturb import Lifter, Parameters, PerturbConfig, make_plan, perturb, plan_directions
 from npeff.perturb.lift import read_prompts, scale_to_unit
-from npeff.perturb.plan import Direction
+from npeff.perturb.protocol import Direction
 from npeff.share import PullConfig, PushConfig, pull, push
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.utils.configs import from_options
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_json
 
 __all__ = [
     "Decomposition",

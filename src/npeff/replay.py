@@ -10,11 +10,11 @@ from typing import Any
 import tyro
 
 from npeff.cli import COMMANDS
-from npeff.collect import CollectConfig
-from npeff.configs import from_dict, replace
-from npeff.errors import UserError
-from npeff.files import read_object
-from npeff.models import confirm_trust
+from npeff.collect.run import CollectConfig
+from npeff.models.load import confirm_trust
+from npeff.utils.configs import from_dict, replace
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_object
 
 REPLAYED = ("collect", "decompose", "perturb")
 """Commands that write only below the run. What a directory from elsewhere names besides is not run."""

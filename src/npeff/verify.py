@@ -8,12 +8,12 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-from npeff.collect import collect_shards, final_table, load_prompts, prepare_run, tokenize
-from npeff.data import Dataset
-from npeff.errors import UserError
-from npeff.locks import only_one
-from npeff.results import damaged_results
-from npeff.store import Run, Shard, inputs_hash, inputs_of
+from npeff.collect.run import collect_shards, final_table, load_prompts, prepare_run, tokenize
+from npeff.explore.damage import damaged_results
+from npeff.store.run import Run, Shard, inputs_hash, inputs_of
+from npeff.tasks.data import Dataset
+from npeff.utils.errors import UserError
+from npeff.utils.locks import only_one
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import pytest
 from npeff import cli
 from npeff.analyse.compare import CompareConfig, compare, markdown
 from npeff.decompose import METHODS, SaeConfig
-from npeff.errors import UserError
-from npeff.files import read_json, write_json
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_json, write_json
 from tests.synthetic import make_run
 
 

@@ -9,7 +9,7 @@ import torch
 from npeff.analyse import matrix
 from npeff.decompose.config import FitConfig
 from npeff.decompose.npeff import Npeff
-from npeff.rows import ArrayRows
+from npeff.store.rows import ArrayRows
 
 
 @pytest.mark.parametrize(("rows", "block"), [(8192, 2048), (7, 4)])

@@ -14,8 +14,8 @@ import torch
 from npeff import cli
 from npeff.analyse import report
 from npeff.analyse.run import AnalyseConfig, analyse, load_decomposition, summarise
-from npeff.errors import UserError
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 
 TEXTS = [f"text {i}" for i in range(90)]

@@ -10,8 +10,8 @@ import torch
 
 from npeff.analyse import spectra as module
 from npeff.analyse.spectra import SpectraConfig, eigenvalues, spectra, summarise
-from npeff.files import read_json
-from npeff.rows import ArrayRows
+from npeff.store.rows import ArrayRows
+from npeff.utils.files import read_json
 from tests.synthetic import make_run
 
 

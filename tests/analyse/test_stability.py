@@ -14,9 +14,9 @@ from npeff.analyse.stability import StabilityConfig, stability
 from npeff.analyse.stability_report import grow_tree, tree_markdown, write
 from npeff.decompose import load
 from npeff.decompose.config import Method
-from npeff.errors import UserError
-from npeff.files import read_json
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_json
 from tests.synthetic import make_run
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from npeff.collect import CollectConfig
-from npeff.data import DataConfig
-from npeff.models import ModelConfig
-from npeff.sketch import SketchConfig
+from npeff.collect.run import CollectConfig
+from npeff.collect.sketch import SketchConfig
+from npeff.models.load import ModelConfig
+from npeff.tasks.data import DataConfig
 
 
 @pytest.fixture

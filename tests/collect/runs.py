@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from npeff.collect import CollectConfig
-from npeff.configs import from_dict, to_dict
-from npeff.files import sha256
+from npeff.collect.run import CollectConfig
+from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.files import sha256
 
 
 def with_run(config, path, **changes):

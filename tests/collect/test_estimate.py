@@ -1,6 +1,6 @@
 """The estimate of a collection's cost."""
 
-from npeff.estimate import representative
+from npeff.collect.estimate import representative
 
 
 def test_measured_batches_are_in_the_middle_of_equal_shares_of_the_tokens():

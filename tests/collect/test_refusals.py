@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from npeff.cli import main
-from npeff.collect import collect
-from npeff.errors import UserError
-from npeff.store import Run
+from npeff.collect.run import collect
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
 from npeff.verify import VerifyConfig, verify
 from tests import tiny
 from tests.collect.runs import arguments, shard_hashes, with_run
@@ -103,8 +103,8 @@ def test_labels_that_begin_alike(config, tmp_path, capsys):
 
 
 def test_check_compares_all_rows_with_few_passes(config, tmp_path, monkeypatch):
-    from npeff import check
-    from npeff.capture import Capture
+    from npeff.collect.capture import Capture
+    from npeff.collect.run import check
 
     data = tmp_path / "texts.tsv"
     data.write_text("text\n" + "\n".join(tiny.TEXTS))
@@ -191,7 +191,7 @@ def test_an_edited_config_is_not_mixed_in(config, capsys):
 
 
 def test_two_writers(config, capsys):
-    from npeff.locks import only_one
+    from npeff.utils.locks import only_one
 
     with only_one(Path(config.run)):
         refuse(arguments(config), capsys, "Another process")
@@ -199,7 +199,7 @@ def test_two_writers(config, capsys):
 
 def test_a_full_disk_loses_nothing(config, capsys, monkeypatch):
     """The second shard meets a full disk (/dev/full is one); with space again, the run continues."""
-    from npeff import store
+    from npeff.store.run import run as store
 
     original = store.save_file
 

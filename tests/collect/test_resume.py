@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from npeff.cli import main
-from npeff.collect import CollectConfig, collect
-from npeff.configs import from_dict, to_dict
-from npeff.errors import UserError
-from npeff.store import Run
+from npeff.collect.run import CollectConfig, collect
+from npeff.store.run import Run
+from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.errors import UserError
 from npeff.verify import VerifyConfig, verify
 from tests.collect.runs import arguments, shard_hashes, with_run
 

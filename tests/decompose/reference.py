@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from npeff.rows import ArrayRows
+from npeff.store.rows import ArrayRows
 
 
 def ragged(seed: int = 0, examples: int = 20, dim: int = 12, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> ArrayRows:

@@ -10,10 +10,10 @@ from scipy.optimize import minimize
 from npeff.decompose.als import Als, inverse
 from npeff.decompose.blocks import Blocks
 from npeff.decompose.config import FitConfig
+from npeff.decompose.initial import spread_out, start_components
 from npeff.decompose.npeff import Npeff
 from npeff.decompose.rotate import Rotation
-from npeff.decompose.seeds import spread_out, start_components
-from npeff.rows import ArrayRows
+from npeff.store.rows import ArrayRows
 from tests.decompose.reference import losses, pefs, planted, ragged
 
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npeff.decompose.blocks import Blocks, chunks, leading_directions, pef_norms, pick_device, share
-from npeff.decompose.subset import SubsetRows, hold_out
-from npeff.errors import UserError
-from npeff.rows import ArrayRows
+from npeff.store.rows import ArrayRows
+from npeff.store.subset import SubsetRows, hold_out
+from npeff.utils.errors import UserError
 from tests.decompose.reference import pefs, ragged
 
 CPU = torch.device("cpu")

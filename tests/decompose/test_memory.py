@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from npeff.decompose import FitConfig, create
-from npeff.rows import ArrayRows
+from npeff.store.rows import ArrayRows
 
 torch.set_num_threads(1)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from npeff.decompose import METHODS, Clusters, FitConfig, GradientSvd, Npeff, Sae, SaeConfig, create, load
-from npeff.errors import UserError
-from npeff.rows import ArrayRows
+from npeff.store.rows import ArrayRows
+from npeff.utils.errors import UserError
 from tests.decompose.reference import planted
 
 QUICK = SaeConfig(top_k=3, sae_steps=60, sae_batch=64, sae_patience=20)

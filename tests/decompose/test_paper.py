@@ -6,8 +6,8 @@ from npeff.decompose.blocks import Blocks
 from npeff.decompose.config import FitConfig, PaperConfig
 from npeff.decompose.npeff import Npeff
 from npeff.decompose.paper import Paper, start
-from npeff.errors import UserError
-from npeff.rows import ArrayRows
+from npeff.store.rows import ArrayRows
+from npeff.utils.errors import UserError
 from tests.decompose.reference import ragged
 
 

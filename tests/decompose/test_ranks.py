@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 WORKER = """
 import sys
 import torch
-from npeff import distributed
+from npeff.utils import distributed
 from npeff.decompose import FitConfig, PaperConfig, SaeConfig, create
 from npeff.decompose.checkpoint import Checkpoint
 from tests.decompose.reference import planted

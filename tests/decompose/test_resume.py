@@ -4,7 +4,7 @@ import torch
 from npeff.decompose import FitConfig, PaperConfig, SaeConfig, create
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.history import History
-from npeff.rows import ArrayRows
+from npeff.store.rows import ArrayRows
 from tests.decompose.reference import planted
 
 CONFIGS = {

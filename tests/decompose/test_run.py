@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from npeff import cli
+from npeff.analyse import sweep as sweeping
+from npeff.analyse.sweep import Row, SweepConfig, advice, held_out_tunings, sweep
 from npeff.decompose import FitConfig, load
-from npeff.decompose import sweep as sweeping
 from npeff.decompose.probe import ProbeConfig, probe
 from npeff.decompose.run import DecomposeConfig, decompose, fit, open_decomposition
-from npeff.decompose.sweep import Row, SweepConfig, advice, held_out_tunings, sweep
-from npeff.errors import UserError
-from npeff.rows import ArrayRows
-from npeff.store import Run
+from npeff.store.rows import ArrayRows
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
 from tests.decompose.reference import planted
 
 SHARD = 40
@@ -219,7 +219,7 @@ def test_probe_prints_the_components_of_a_text(method, run, monkeypatch, capsys)
         fitted.kind: source.read(7, 8),
     }
     monkeypatch.setattr(
-        "npeff.collect.collect_texts", lambda run, texts: (ArrayRows(source.read(7, 8), [source.ranks[7]]), found)
+        "npeff.collect.run.collect_texts", lambda run, texts: (ArrayRows(source.read(7, 8), [source.ranks[7]]), found)
     )
     [result] = probe(ProbeConfig(run=str(run.path), texts=("anew",), top=2))
     said = capsys.readouterr().out

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from npeff.collect import CollectConfig, collect
-from npeff.data import DataConfig
+from npeff.collect.run import CollectConfig, collect
+from npeff.collect.sketch import SketchConfig
 from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.models import ModelConfig
+from npeff.models.load import ModelConfig
 from npeff.perturb import PerturbConfig, perturb
-from npeff.sketch import SketchConfig
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.tasks.data import DataConfig
 
 
 @pytest.fixture(scope="session")

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 from npeff.analyse.run import finished_decompositions
-from npeff.collect import CollectConfig, collect
-from npeff.data import DataConfig
+from npeff.collect.run import CollectConfig, collect
+from npeff.collect.sketch import SketchConfig
 from npeff.decompose.run import DecomposeConfig, decompose
 from npeff.explore.api import Api
 from npeff.explore.export import export_site
 from npeff.explore.server import make_server
-from npeff.models import ModelConfig
-from npeff.sketch import SketchConfig
-from npeff.store import Run
+from npeff.models.load import ModelConfig
+from npeff.store.run import Run
+from npeff.tasks.data import DataConfig
 
 NAME = "npeff-5-0"
 

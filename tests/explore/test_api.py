@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from npeff.analyse import matrix
 from npeff.analyse.run import load_decomposition
-from npeff.annotations import Annotations
 from npeff.explore.openapi import OPENAPI
-from npeff.store import Run
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
 from tests import tiny
 from tests.explore.serving import NAME, collect_tiny, post, send, serving, try_texts
 from tests.synthetic import add_decomposition, make_run

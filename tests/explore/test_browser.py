@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 
 from npeff.explore.export import ExportConfig, export
 from npeff.explore.server import make_server
-from npeff.store import Run
+from npeff.store.run import Run
 from tests.browser import HOSTILE, show, watched
 from tests.synthetic import add_decomposition, make_run
 

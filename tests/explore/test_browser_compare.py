@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from npeff.analyse.run import load_decomposition
 from npeff.explore.export import ExportConfig, export
 from npeff.explore.server import make_server
-from npeff.store import Run
+from npeff.store.run import Run
 from tests.browser import show, watched
 from tests.explore.test_export import data
 from tests.explore.test_relations import EXAMPLES, put

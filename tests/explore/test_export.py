@@ -13,11 +13,11 @@ import pytest
 
 from npeff.analyse.run import AnalyseConfig, analyse, load_decomposition
 from npeff.analyse.tunings import Classes, Examples
-from npeff.errors import UserError
 from npeff.explore import export as module
 from npeff.explore.export import ExportConfig, export
 from npeff.explore.pages import cross_table, histogram
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 
 TEXTS = [f"text number {i}" for i in range(300)]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from npeff.annotations import Annotations
 from npeff.explore.export import ExportConfig, export
-from npeff.store import Run
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
 from tests.browser import HOSTILE, show, watched
 from tests.explore.serving import NAME, collect_tiny, explored, serving
 from tests.synthetic import add_decomposition, make_run

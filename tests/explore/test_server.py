@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from npeff import cli
-from npeff.errors import UserError
 from npeff.explore.server import ExploreConfig, make_server
+from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 
 

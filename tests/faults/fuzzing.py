@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from npeff import cli
-from npeff.errors import UserError
+from npeff.utils.errors import UserError
 
 HANG = 60.0
 """Seconds after which a single case counts as a hang; the slowest takes a fraction of one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from npeff.annotations import Annotations
-from npeff.store import Run
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
 
 EDITS = 60
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from npeff.annotations import Annotations
-from npeff.errors import UserError
-from npeff.files import read_object
-from npeff.store import Run
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_object
 from tests.faults import cases
 from tests.faults.conftest import DECOMPOSING, copy
 from tests.faults.fuzzing import run_command, seeded

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npeff.explore.openapi import OPENAPI
-from npeff.store import Run
+from npeff.store.run import Run
 from tests.explore.serving import send, serving
 from tests.faults import cases
 from tests.faults.fuzzing import ODD_VALUES, many, mutated, no_hang, seeded

@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npeff.cli import COMMANDS
-from npeff.configs import from_dict, from_options, to_dict
-from npeff.data import DataConfig, load_dataset
-from npeff.errors import UserError
-from npeff.readers import LONGEST_LINE
-from npeff.tasks import BUILTIN, LARGEST, Task, load_task, task_from_yaml
+from npeff.tasks.data import DataConfig, load_dataset
+from npeff.tasks.readers import LONGEST_LINE
+from npeff.tasks.task import BUILTIN, LARGEST, Task, load_task, task_from_yaml
+from npeff.utils.configs import from_dict, from_options, to_dict
+from npeff.utils.errors import UserError
 from tests.faults import cases
 from tests.faults.fuzzing import (
     NUMBERS,
@@ -51,7 +51,7 @@ RECORDS: list[dict[str, Any]] = [
 
 def test_mutated_task_files(tmp_path: Path) -> None:
     random = seeded()
-    folder = resources.files("npeff") / "builtin_tasks"
+    folder = resources.files("npeff") / "tasks" / "builtin"
     originals = [(folder / f"{name}.yaml").read_bytes()[:600] for name in BUILTIN]
     path = tmp_path / "task.yaml"
     for _ in range(cases(2500, 8000)):

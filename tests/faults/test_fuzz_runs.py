@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from npeff.analyse.run import load_decomposition, read_examples
-from npeff.annotations import Annotations
 from npeff.decompose.checkpoint import Checkpoint
-from npeff.errors import UserError
-from npeff.files import SEAL, parse_json, read_object, sha256, write_json
-from npeff.results import damaged_results
-from npeff.store import Run
+from npeff.explore.damage import damaged_results
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.files import SEAL, parse_json, read_object, sha256, write_json
 from tests.faults import cases
 from tests.faults.fuzzing import changed, mutated, odd_value, only_user_errors, places, run_command, seeded
 from tests.synthetic import add_decomposition, make_run

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from npeff.annotations import Annotations
-from npeff.files import PARTIAL, SEAL
-from npeff.store import Run
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
+from npeff.utils.files import PARTIAL, SEAL
 from tests.faults import cases
 from tests.faults.conftest import DECOMPOSING
 from tests.faults.killing import Forkserver, kill_until_done

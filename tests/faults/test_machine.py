@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from npeff.decompose import load
-from npeff.files import PARTIAL, read_object
+from npeff.utils.files import PARTIAL, read_object
 from tests.faults import cases
 from tests.faults.conftest import DECOMPOSING, copy
 from tests.faults.fuzzing import run_command

@@ -16,14 +16,14 @@ import torch
 
 from npeff.analyse.run import load_decomposition
 from npeff.cli import COMMANDS
-from npeff.collect import CollectConfig, collect
-from npeff.data import DataConfig
+from npeff.collect.run import CollectConfig, collect
+from npeff.collect.sketch import SketchConfig
 from npeff.decompose import FitConfig, create
-from npeff.errors import UserError
-from npeff.files import read_object, write_json
-from npeff.models import ModelConfig
-from npeff.sketch import SketchConfig
-from npeff.store import Run
+from npeff.models.load import ModelConfig
+from npeff.store.run import Run
+from npeff.tasks.data import DataConfig
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_object, write_json
 from tests import tiny
 from tests.faults.fuzzing import run_command
 
@@ -134,7 +134,7 @@ def test_the_number_of_threads_changes_nothing_but_rounding(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_are_refused_by_name(collected: Path, tmp_path: Path, value: float) -> None:
-    from npeff.rows import ArrayRows
+    from npeff.store.rows import ArrayRows
 
     rows = Run.open(collected).source("fisher").read(0, 48).clone()
     rows[7, 3] = value

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from npeff import cli
-from npeff.collect import CollectConfig
-from npeff.configs import to_dict
-from npeff.errors import UserError
-from npeff.files import read_object, sha256, whole_file, write_json
-from npeff.models import TRUST, ModelConfig, load_model
-from npeff.store import Run
+from npeff.collect.run import CollectConfig
+from npeff.models.load import TRUST, ModelConfig, load_model
+from npeff.store.run import Run
+from npeff.utils.configs import to_dict
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_object, sha256, whole_file, write_json
 from tests import tiny
 from tests.faults.fuzzing import run_command
 from tests.synthetic import add_decomposition, make_run

@@ -4,13 +4,13 @@ import pytest
 import torch
 import yaml
 
-from npeff.collect import CollectConfig, collect, prepare_run
-from npeff.data import DataConfig
+from npeff.collect.directions import DirectionsConfig
+from npeff.collect.run import CollectConfig, collect, prepare_run
+from npeff.collect.sketch import SketchConfig
 from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.directions import DirectionsConfig
-from npeff.models import ModelConfig
+from npeff.models.load import ModelConfig
 from npeff.perturb.lift import Lifter, read_prompts
-from npeff.sketch import SketchConfig
+from npeff.tasks.data import DataConfig
 from tests import tiny
 
 WORDS = ("good", "bad", "fine", "dull", "great", "long", "old", "best", "half", "worth")

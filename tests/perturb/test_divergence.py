@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from npeff.collect import prepare_run
-from npeff.models import select_parameters
+from npeff.collect.run import prepare_run
+from npeff.models.load import select_parameters
 from npeff.perturb.divergence import Divergence, find_magnitude
 from npeff.perturb.lift import read_prompts
 from npeff.perturb.tangent import moving

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from npeff.capture import Capture
-from npeff.collect import CollectConfig, collect, prepare_run
-from npeff.configs import from_dict
+from npeff.collect.capture import Capture
+from npeff.collect.directions import make_directions, predicted
+from npeff.collect.run import CollectConfig, collect, prepare_run
 from npeff.decompose.run import open_decomposition
-from npeff.directions import make_directions, predicted
-from npeff.errors import UserError
 from npeff.perturb.lift import Lifter, norm, read_prompts, scale_to_unit
-from npeff.perturb.rowsums import RowSums, check_component, check_method, component_sums, truncate
-from npeff.store import Run, read_tensors, tensor_names
+from npeff.perturb.row_weights import RowSums, check_component, check_method, component_sums, truncate
+from npeff.store.run import Run, read_tensors, tensor_names
+from npeff.utils.configs import from_dict
+from npeff.utils.errors import UserError
 
 METHODS = ("npeff", "gnpeff", "clusters", "svd-gradients")
 

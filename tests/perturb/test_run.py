@@ -14,17 +14,17 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from npeff.configs import from_dict, to_dict
 from npeff.decompose.run import open_decomposition
-from npeff.errors import UserError
-from npeff.models import ModelConfig, load_model
+from npeff.models.load import ModelConfig, load_model
 from npeff.perturb import PerturbConfig, make_plan, perturb, plan_directions
 from npeff.perturb import run as command
 from npeff.perturb.evaluate import geometric_mean
-from npeff.perturb.places import by_layer_and_kind, find_places, largest_entries, low_rank, split_name
 from npeff.perturb.sensing import SensingConfig
+from npeff.perturb.where import by_layer_and_kind, find_places, largest_entries, low_rank, split_name
 from npeff.replay import ReplayConfig, replay
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.errors import UserError
 from tests import tiny
 
 
@@ -245,7 +245,7 @@ def test_replay_gives_the_same_results(config, tmp_path):
 
 def test_where_it_lives():
     network = tiny.network("gpt2")
-    from npeff.models import select_parameters
+    from npeff.models.load import select_parameters
 
     selection = select_parameters(network)
     generator = torch.Generator().manual_seed(0)

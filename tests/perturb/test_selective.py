@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from npeff.decompose.run import open_decomposition
-from npeff.errors import UserError
 from npeff.perturb.divergence import Divergence
 from npeff.perturb.lift import scale_to_unit
-from npeff.perturb.rowsums import RowSums, component_sums
-from npeff.perturb.selective import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
+from npeff.perturb.row_weights import RowSums, component_sums
 from npeff.perturb.weights import EditedWeights
+from npeff.perturb.whitening import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
+from npeff.utils.errors import UserError
 
 
 def paper_rejection(H, j, threshold):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from npeff.errors import UserError
-from npeff.models import CapturedModule
+from npeff.collect.sketch import SketchConfig, make_sketch
+from npeff.models.load import CapturedModule
 from npeff.perturb.lift import norm
 from npeff.perturb.sensing import (
     THOROUGH,
@@ -21,7 +21,7 @@ from npeff.perturb.sensing import (
     planted_cosine,
     sense,
 )
-from npeff.sketch import SketchConfig, make_sketch
+from npeff.utils.errors import UserError
 
 
 def modules():

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from npeff.annotations import Annotations
 from npeff.cli import main
-from npeff.store import Run
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
 
 HOSTILE = "<script>alert(1)</script> | [link](http://x) `code` **bold** \u202eRTL \x1b[31m &amp; @someone #1"
 

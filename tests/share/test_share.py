@@ -16,10 +16,10 @@ import yaml
 from markdown_it import MarkdownIt
 
 from npeff.cli import main
-from npeff.errors import UserError
 from npeff.share import PullConfig, PushConfig, pull, push
-from npeff.share.contents import INDEX, is_shared_name, read_index
-from npeff.store import Run, read_tensors
+from npeff.share.index import INDEX, is_shared_name, read_index
+from npeff.store.run import Run, read_tensors
+from npeff.utils.errors import UserError
 from tests.share.conftest import HOSTILE
 from tests.share.local_hub import LocalHub
 from tests.synthetic import add_decomposition, make_run

@@ -12,15 +12,15 @@ from npeff import __version__
 from npeff.analyse.report import JSON, TITLES, chance_in_words
 from npeff.analyse.run import AnalyseConfig, analyse_one
 from npeff.analyse.tunings import KINDS
-from npeff.configs import to_dict
 from npeff.decompose import METHODS, SaeConfig, kind_of
 from npeff.decompose.config import Method
 from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.errors import UserError
-from npeff.figures import BLUE, PURPLE, RED, draw_figure, plain_axes
-from npeff.files import read_json, write_csv, write_json
-from npeff.store import Run
-from npeff.tables import write_tables
+from npeff.store.run import Run
+from npeff.utils.configs import to_dict
+from npeff.utils.errors import UserError
+from npeff.utils.figures import BLUE, PURPLE, RED, draw_figure, plain_axes
+from npeff.utils.files import read_json, write_csv, write_json
+from npeff.utils.tables import write_tables
 
 DIRECTORY = "comparisons"
 NAMES = {

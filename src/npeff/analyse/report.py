@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from npeff.analyse.tunings import KINDS
-from npeff.figures import draw_figure, plain_axes
-from npeff.files import remove_partials, write_csv, write_json
-from npeff.tables import write_tables
+from npeff.utils.figures import draw_figure, plain_axes
+from npeff.utils.files import remove_partials, write_csv, write_json
+from npeff.utils.tables import write_tables
 
 JSON = "analysis.json"
 FILES = (

@@ -16,11 +16,11 @@ import tyro
 from npeff import __version__
 from npeff.analyse import matrix, report, tunings
 from npeff.analyse.ranking import Array
-from npeff.configs import to_dict
 from npeff.decompose import Decomposition, load
-from npeff.errors import UserError
-from npeff.files import read_object
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.utils.configs import to_dict
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_object
 
 FORMAT = 1
 ANALYSIS = "analysis"

@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 from npeff import __version__
 from npeff.analyse.ranking import Array
-from npeff.errors import UserError
-from npeff.figures import draw_figure, plain_axes
-from npeff.files import write_csv, write_json
-from npeff.rows import RowSource
-from npeff.store import Run
-from npeff.tables import write_tables
+from npeff.store.rows import RowSource
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.figures import draw_figure, plain_axes
+from npeff.utils.files import write_csv, write_json
+from npeff.utils.tables import write_tables
 
 DIRECTORY = "spectra"
 _EXAMPLES = 256

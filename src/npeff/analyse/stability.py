@@ -15,14 +15,14 @@ from npeff import __version__
 from npeff.analyse import matching, stability_report
 from npeff.analyse.report import JSON
 from npeff.analyse.run import AnalyseConfig, analyse_one, whole_texts
-from npeff.configs import to_dict
+from npeff.collect.identity import changes
 from npeff.decompose import Decomposition
 from npeff.decompose.config import Method
 from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.errors import UserError
-from npeff.files import read_json
-from npeff.identity import changes
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.utils.configs import to_dict
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_json
 
 DIRECTORY = "stability"
 SIMILARITIES = ("coefficients", "pseudo_fishers", "best")

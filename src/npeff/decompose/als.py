@@ -18,14 +18,14 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from npeff import distributed
 from npeff.decompose import quartic
 from npeff.decompose.blocks import Block, Blocks
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.coefficients import example_losses, fit_coefficients
 from npeff.decompose.config import FitConfig
 from npeff.decompose.history import History, Progress
-from npeff.decompose.seeds import replacements
+from npeff.decompose.initial import replacements
+from npeff.utils import distributed
 
 SWEEPS = 3
 """Sweeps over the coefficients in a pass."""

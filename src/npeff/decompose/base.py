@@ -11,13 +11,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from npeff import __version__
-from npeff.configs import from_dict, to_dict
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.config import FitConfig
 from npeff.decompose.history import History
-from npeff.errors import UserError
-from npeff.files import read_json, remove_partials, sha256, whole_file, write_json
-from npeff.rows import RowSource
+from npeff.store.rows import RowSource
+from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_json, remove_partials, sha256, whole_file, write_json
 
 Order = Literal["positive", "negative", "absolute"]
 _CLASSES: dict[str, type[Decomposition]] = {}

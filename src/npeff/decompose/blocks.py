@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from npeff import distributed
-from npeff.errors import UserError
-from npeff.rows import RowSource
+from npeff.store.rows import RowSource
+from npeff.utils import distributed
+from npeff.utils.errors import UserError
 
 # Rows whose scale leaves this range are scaled before they meet a matrix product: float32 would overflow inside it.
 SAFE_SCALE = (1e-12, 1e12)

@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from npeff import distributed
-from npeff.errors import UserError
-from npeff.files import (
+from npeff.utils import distributed
+from npeff.utils.errors import UserError
+from npeff.utils.files import (
     SEAL,
     disk_errors,
     parse_json,

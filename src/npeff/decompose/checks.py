@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from npeff.decompose.blocks import Blocks
-from npeff.errors import UserError
-from npeff.rows import RowSource
+from npeff.store.rows import RowSource
+from npeff.utils.errors import UserError
 
 
 def check_examples(blocks: Blocks, components: int) -> None:

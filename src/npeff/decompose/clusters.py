@@ -6,14 +6,14 @@ from typing import Self
 
 import torch
 
-from npeff import distributed
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Block, Blocks, pick_device
 from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.history import History, Progress
+from npeff.decompose.initial import replacements, start_components
 from npeff.decompose.rotate import Rotation
-from npeff.decompose.seeds import replacements, start_components
-from npeff.rows import RowSource
+from npeff.store.rows import RowSource
+from npeff.utils import distributed
 
 
 class Clusters(Decomposition, method="clusters"):

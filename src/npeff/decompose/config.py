@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from npeff.errors import UserError
+from npeff.utils.errors import UserError
 
 Method = Literal["npeff", "gnpeff", "clusters", "sae", "svd-gradients", "svd-activations"]
 METHODS: tuple[Method, ...] = get_args(Method)

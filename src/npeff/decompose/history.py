@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from npeff import distributed
-from npeff.files import whole_file, write_csv
+from npeff.utils import distributed
+from npeff.utils.files import whole_file, write_csv
 
 WINDOW = 10
 """Passes over which progress is judged."""

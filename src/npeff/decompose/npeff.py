@@ -14,10 +14,10 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Blocks, pick_device
 from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.coefficients import example_losses, fit_coefficients
+from npeff.decompose.initial import start_components
 from npeff.decompose.paper import Paper, start
 from npeff.decompose.rotate import Rotation
-from npeff.decompose.seeds import start_components
-from npeff.rows import RowSource
+from npeff.store.rows import RowSource
 
 FINAL_SWEEPS, FINAL_TOLERANCE = 300, 1e-4
 """Sweeps of the final coefficient fit, and the share of the first sweep's change at which it is done."""

@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from npeff import distributed
 from npeff.decompose.als import gram, inner
 from npeff.decompose.blocks import Blocks
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.config import FitConfig
 from npeff.decompose.history import WINDOW, History, Progress
-from npeff.errors import UserError
+from npeff.utils import distributed
+from npeff.utils.errors import UserError
 
 
 def start(blocks: Blocks, components: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,9 +13,9 @@ import tyro
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import positive
 from npeff.decompose.run import open_decomposition
-from npeff.errors import UserError
-from npeff.rows import ArrayRows
-from npeff.store import Run
+from npeff.store.rows import ArrayRows
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Explained:
 
 def explain_texts(run: Run, decomposition: Decomposition, texts: Sequence[str], **options: Any) -> Explained:
     """Collect texts with a run's model (`options` as for `collect_texts`) and fit them, components fixed."""
-    from npeff.collect import collect_texts
+    from npeff.collect.run import collect_texts
 
     rows, found = collect_texts(run, texts, **options)
     coefficients, residuals = decomposition.explain(_rows(decomposition.kind, rows, found))

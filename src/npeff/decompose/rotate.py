@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from npeff.decompose.blocks import Blocks
-from npeff.rows import ArrayRows, RowSource
+from npeff.store.rows import ArrayRows, RowSource
 
 MOST_ROWS = 4096
 """The factor costs rows³/3; beyond this it does not pay."""

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import tyro
 
-from npeff import distributed
-from npeff.configs import to_dict
 from npeff.decompose import FitConfig, create, kind_of, load
 from npeff.decompose.base import Decomposition
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.config import SolverConfig
-from npeff.decompose.subset import SubsetRows, hold_out
-from npeff.errors import UserError
-from npeff.locks import only_one
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.store.subset import SubsetRows, hold_out
+from npeff.utils import distributed
+from npeff.utils.configs import to_dict
+from npeff.utils.errors import UserError
+from npeff.utils.locks import only_one
 
 DIRECTORY = "decompositions"
 # Options that change how long a fit runs or where, not which fit it is: a checkpoint is continued when they differ.

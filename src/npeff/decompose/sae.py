@@ -6,13 +6,13 @@ from typing import Self
 
 import torch
 
-from npeff import distributed
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Blocks, pick_device
 from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.config import SaeConfig
 from npeff.decompose.history import WINDOW, History, Progress
-from npeff.rows import RowSource
+from npeff.store.rows import RowSource
+from npeff.utils import distributed
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 

@@ -6,14 +6,14 @@ from typing import ClassVar, Self
 
 import torch
 
-from npeff import distributed
 from npeff.decompose.base import Decomposition, Order
 from npeff.decompose.blocks import Blocks, pick_device
 from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.history import Progress
 from npeff.decompose.rotate import Rotation
-from npeff.errors import UserError
-from npeff.rows import RowSource
+from npeff.store.rows import RowSource
+from npeff.utils import distributed
+from npeff.utils.errors import UserError
 
 EXACT = 4096
 """Up to this size the smaller Gram matrix is formed and its eigenvectors computed; beyond, subspace iteration."""

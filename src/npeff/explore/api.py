@@ -11,11 +11,11 @@ from http import HTTPStatus
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
-from npeff.annotations import Annotations, system_user
-from npeff.errors import UserError
 from npeff.explore.openapi import NEW_ANNOTATION, OPENAPI, TRY, Schema, check
+from npeff.explore.themes import Annotations, system_user
 from npeff.explore.tryout import Tryout
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
 
 PREFIX = "/api/"
 Answer = tuple[HTTPStatus, Any]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from npeff.decompose import Decomposition
-from npeff.errors import UserError
 from npeff.explore.pages import short
-from npeff.files import read_object, sha256
 from npeff.perturb.evaluate import summary
 from npeff.perturb.identity import identity
-from npeff.perturb.places import Place, by_layer_and_kind
 from npeff.perturb.run import DIRECTORY
-from npeff.store import Run
+from npeff.perturb.where import Place, by_layer_and_kind
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_object, sha256
 
 _NUMBERS = ("magnitude", "top_kl", "related_kl", "random_kl", "ratio", "predicted_ratio", "norm_ratio")
 

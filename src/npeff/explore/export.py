@@ -33,6 +33,7 @@ from tqdm import tqdm
 from npeff import __version__
 from npeff.analyse import matrix
 from npeff.analyse.ranking import Array, columns
+from npeff.analyse.relations import Relations, brief
 from npeff.analyse.run import (
     ANALYSIS,
     AnalyseConfig,
@@ -44,13 +45,12 @@ from npeff.analyse.run import (
 )
 from npeff.analyse.stability import tuned_predictions
 from npeff.analyse.tunings import Examples
-from npeff.annotations import Annotations
 from npeff.decompose.config import METHODS
-from npeff.errors import UserError
 from npeff.explore import evidence, pages
-from npeff.explore.relations import Relations, brief
-from npeff.files import read_json, sha256, whole_directory, whole_file, write_json
-from npeff.store import Run
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_json, sha256, whole_directory, whole_file, write_json
 
 FORMAT = 2
 MARKER = "site.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from npeff import __version__
-from npeff.annotations import LONGEST
-from npeff.tasks import is_text
+from npeff.explore.themes import LONGEST
+from npeff.tasks.task import is_text
 
 MOST_TEXTS = 8
 LONGEST_TEXT = 20_000

@@ -20,10 +20,10 @@ import tyro
 
 from npeff import __version__
 from npeff.analyse.run import finished_decompositions
-from npeff.errors import UserError
 from npeff.explore.api import PREFIX, Api
 from npeff.explore.export import MARKER, export_site
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 SITE = "site"

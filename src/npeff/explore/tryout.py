@@ -14,13 +14,13 @@ import torch
 
 from npeff.analyse import matrix
 from npeff.analyse.run import load_decomposition
-from npeff.collect import Prepared, prepare_run
-from npeff.data import FIELD
+from npeff.collect.run import Prepared, prepare_run
 from npeff.decompose import Decomposition
 from npeff.decompose.probe import explain_texts
-from npeff.errors import UserError
 from npeff.explore.pages import LISTED, rounded
-from npeff.store import Run
+from npeff.store.run import Run
+from npeff.tasks.data import FIELD
+from npeff.utils.errors import UserError
 
 State = Literal["not loaded", "loading", "ready", "failed"]
 ANSWERS = 8

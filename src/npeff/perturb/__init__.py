@@ -2,7 +2,7 @@
 
 from npeff.perturb.evaluate import Evaluator, Outcome
 from npeff.perturb.lift import Lifter, Parameters
-from npeff.perturb.plan import Plan, make_plan, plan_directions
+from npeff.perturb.protocol import Plan, make_plan, plan_directions
 from npeff.perturb.run import PerturbConfig, perturb
 from npeff.perturb.weights import EditedWeights
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from npeff.collect import Prepared
+from npeff.collect.run import Prepared
 from npeff.perturb.divergence import Divergence, find_magnitude
 from npeff.perturb.lift import Parameters
-from npeff.perturb.plan import Plan, Tops
+from npeff.perturb.protocol import Plan, Tops
 from npeff.perturb.weights import EditedWeights
-from npeff.store import Run
+from npeff.store.run import Run
 
 SMALLEST = 1e-12
 """Divergences are not told apart below this; it keeps ratios finite."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from npeff.decompose import Decomposition
-from npeff.store import Run
+from npeff.store.run import Run
 
 # options that say where results go, how fast they come or what comes with them, not what they are
 _NOT_IDENTITY = ("run", "label", "overwrite", "device", "memory_gb", "predict")

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from npeff.capture import Capture
-from npeff.collect import Prepared, tokenize
-from npeff.data import Dataset
-from npeff.directions import combine_to_predicted, make_directions, predicted
-from npeff.errors import UserError
-from npeff.models import CapturedModule
-from npeff.perturb.rowsums import RowSums
-from npeff.sketch.base import with_bias
-from npeff.store import Run, inputs_hash, inputs_of
+from npeff.collect.capture import Capture
+from npeff.collect.directions import combine_to_predicted, make_directions, predicted
+from npeff.collect.run import Prepared, tokenize
+from npeff.collect.sketch.base import with_bias
+from npeff.models.load import CapturedModule
+from npeff.perturb.row_weights import RowSums
+from npeff.store.run import Run, inputs_hash, inputs_of
+from npeff.tasks.data import Dataset
+from npeff.utils.errors import UserError
 
 Parameters = dict[str, torch.Tensor]
 """A vector of parameter space: module name → float32 [d_out, columns]."""

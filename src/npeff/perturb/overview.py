@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from npeff.errors import UserError
-from npeff.files import read_object, remove_partials, write_csv
-from npeff.locks import only_one
-from npeff.tables import write_tables
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_object, remove_partials, write_csv
+from npeff.utils.locks import only_one
+from npeff.utils.tables import write_tables
 
 COLUMNS = (
     "label",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from npeff.figures import new_figure, write_figure
-from npeff.files import write_csv, write_json
 from npeff.perturb.evaluate import summary
-from npeff.perturb.places import Place, by_layer_and_kind
-from npeff.tables import write_tables
+from npeff.perturb.where import Place, by_layer_and_kind
+from npeff.utils.figures import new_figure, write_figure
+from npeff.utils.files import write_csv, write_json
+from npeff.utils.tables import write_tables
 
 COLUMNS = ("ratio", "predicted_ratio", "norm_ratio", "magnitude", "top_kl", "related_kl", "random_kl")
 

@@ -14,24 +14,24 @@ from tqdm import tqdm
 
 from npeff import __version__
 from npeff.analyse.run import finished_decompositions
-from npeff.collect import Prepared, prepare_run
-from npeff.configs import to_dict
+from npeff.collect.run import Prepared, prepare_run
 from npeff.decompose import Decomposition
 from npeff.decompose.run import open_decomposition
-from npeff.errors import UserError
-from npeff.files import read_object, remove_partials, write_json
-from npeff.locks import only_one
-from npeff.perturb.edit import save_adapter, save_delta, save_model
 from npeff.perturb.evaluate import Evaluator, Outcome, ratio
 from npeff.perturb.identity import identity
 from npeff.perturb.lift import Lifter, Parameters, read_prompts, scale_to_unit
 from npeff.perturb.overview import write_overview
-from npeff.perturb.places import find_places, largest_entries
-from npeff.perturb.plan import Direction, Directions, Plan, make_plan, plan_directions
+from npeff.perturb.protocol import Direction, Directions, Plan, make_plan, plan_directions
 from npeff.perturb.report import write_report
-from npeff.perturb.rowsums import METHODS, check_method, truncate
+from npeff.perturb.row_weights import METHODS, check_method, truncate
+from npeff.perturb.save import save_adapter, save_delta, save_model
 from npeff.perturb.sensing import Scaled, SensingConfig, check_sketch, sense
-from npeff.store import Run
+from npeff.perturb.where import find_places, largest_entries
+from npeff.store.run import Run
+from npeff.utils.configs import to_dict
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_object, remove_partials, write_json
+from npeff.utils.locks import only_one
 
 DIRECTORY = "perturbations"
 ALL = "all"

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from npeff.errors import UserError
+from npeff.collect.sketch import Sketch
 from npeff.perturb.lift import Parameters, norm, scale_to_unit
-from npeff.sketch import Sketch
+from npeff.utils.errors import UserError
 
 MARGIN = 1.05
 """A power iteration comes to the largest singular value from below; the step must not be too long for it."""

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch
 
-from npeff.models import CapturedModule
+from npeff.models.load import CapturedModule
 
 
 class EditedWeights:

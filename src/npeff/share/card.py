@@ -13,10 +13,10 @@ from npeff.analyse.report import JSON, chance_in_words
 from npeff.analyse.run import ANALYSIS, AnalyseConfig, analyse_one, decomposition_folder, finished_decompositions
 from npeff.analyse.telling import telling
 from npeff.analyse.tunings import KINDS
-from npeff.annotations import Annotations
 from npeff.decompose.config import METHODS
-from npeff.files import read_json
-from npeff.store import Run
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
+from npeff.utils.files import read_json
 
 SHOWN_COMPONENTS = 8
 SHOWN_EXAMPLES = 4

@@ -11,14 +11,14 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-from npeff.errors import UserError
-from npeff.estimate import amount
-from npeff.files import disk_errors, sha256
-from npeff.locks import only_one
+from npeff.collect.estimate import amount
 from npeff.share.card import make_card
-from npeff.share.contents import CARD, INDEX, Index, make_index, read_index, shared_files
-from npeff.share.places import HUB, Place, is_empty_or_shared, open_place
-from npeff.store import Run
+from npeff.share.hub import HUB, Place, is_empty_or_shared, open_place
+from npeff.share.index import CARD, INDEX, Index, make_index, read_index, shared_files
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.files import disk_errors, sha256
+from npeff.utils.locks import only_one
 
 
 @dataclass(frozen=True)

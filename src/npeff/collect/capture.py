@@ -1,0 +1,116 @@
+"""Per-example gradients without weight gradients.
+
+Hooks keep what a sketch needs of each selected module's inputs; a backward pass through the activations alone then
+delivers the module's output gradients, which go straight into the sketch. Models run unmodified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from npeff.collect.sketch.base import Sketch
+from npeff.models.load import CapturedModule
+from npeff.utils.errors import UserError
+
+# called with a module, its output gradients [B, T, d_out] and what was kept of its inputs
+Consumer = Callable[[CapturedModule, torch.Tensor, torch.Tensor], None]
+
+
+class Capture:
+    """Context manager around forward passes of a batch.
+
+    with Capture(modules, sketch.fold_input) as capture:
+        capture.start(examples, sequences, length)
+        z = answer logits                       # [B, r]
+        rows = capture.rows(z, V, sketch)       # [B, k, p]
+    """
+
+    def __init__(
+        self, modules: Iterable[CapturedModule], fold_input: Callable[[CapturedModule, torch.Tensor], torch.Tensor]
+    ) -> None:
+        self.modules = tuple(modules)
+        self.fold_input = fold_input
+        self._shape: tuple[int, int, int] | None = None
+        self._consumer: Consumer | None = None
+        self._called: set[str] = set()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Capture:
+        for module in self.modules:
+            self._handles.append(module.module.register_forward_hook(self._forward_hook(module)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._shape = None
+
+    def start(self, examples: int, sequences: int, length: int) -> None:
+        """Expect a forward pass over `sequences` of `length` tokens, the same number for each of `examples`."""
+        self._shape = (examples, sequences, length)
+        self._called.clear()
+
+    def _forward_hook(self, module: CapturedModule) -> Callable[[Any, tuple[Any, ...], torch.Tensor], None]:
+        def hook(_: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+            if self._shape is None:
+                return
+            self._called.add(module.name)
+            with torch.no_grad():
+                folded = self.fold_input(module, self._by_example(module, arguments[0].detach()))
+            # the graph begins at the first module whose gradient is wanted, not below it
+            if not output.requires_grad:
+                output.requires_grad_(True)
+
+            def consume(delta: torch.Tensor) -> None:
+                if self._consumer is not None:
+                    self._consumer(module, self._by_example(module, delta), folded)
+
+            output.register_hook(consume)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _by_example(self, module: CapturedModule, tensor: torch.Tensor) -> torch.Tensor:
+        """[examples, T, d], an example's sequences one after another; some models flatten batch and time."""
+        assert self._shape is not None
+        examples, sequences, length = self._shape
+        if tuple(tensor.shape[:-1]) in ((sequences, length), (sequences * length,)):
+            return tensor.reshape(examples, -1, tensor.shape[-1])
+        raise UserError(
+            f"Module {module.name} mixes the examples of a batch (it saw a tensor of shape {tuple(tensor.shape)}), "
+            f"so its gradients cannot be told apart. Leave it out with --exclude '{module.name}.*'"
+        )
+
+    def backward(self, z: torch.Tensor, directions: torch.Tensor, consumer: Consumer, keep_graph: bool) -> None:
+        """One backward pass of Σ_i ⟨directions_i, z_i⟩, both [B, r]; `consumer` sees the modules' output gradients."""
+        missing = [module.name for module in self.modules if module.name not in self._called]
+        if missing:
+            raise UserError(
+                f"The model never calls {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}, so there is no "
+                f"gradient to take. Leave it out with --exclude '{missing[0]}.*'"
+            )
+        self._consumer = consumer
+        try:
+            torch.autograd.backward(z, directions.to(z.dtype), retain_graph=keep_graph)
+        finally:
+            self._consumer = None
+
+    def rows(self, z: torch.Tensor, directions: torch.Tensor, sketch: Sketch) -> torch.Tensor:
+        """Sketched rows G = V J of every example: z [B, r], directions V [B, k, r] → [B, k, p] float32."""
+        batch, count, _ = directions.shape
+        rows = torch.empty(batch, count, sketch.dim, device=z.device)
+        for row in range(count):
+            total = sketch.accumulator(batch)
+
+            def consumer(module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor) -> None:
+                sketch.accumulate(module, delta, folded, total)  # noqa: B023 - used up within this turn of the loop
+
+            self.backward(z, directions[:, row], consumer, keep_graph=row + 1 < count)
+            rows[:, row] = sketch.finish(total)
+        return rows

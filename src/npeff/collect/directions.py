@@ -1,0 +1,231 @@
+"""Output directions: the one choice that tells the approximations of a Fisher apart.
+
+With answer logits z, p = softmax(z) and J = ∂z/∂θ, an example's Fisher is F = Jᵀ S J with S = diag(p) − p pᵀ. A matrix
+V [k, r] with VᵀV ≈ S gives rows G = V J with GᵀG ≈ F, one backward pass each. Everything here is `p → V`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from npeff.collect.sketch.base import random_bits
+from npeff.utils.errors import UserError
+
+# up to here S is decomposed whole; above, in a small space that holds its leading eigenvectors
+DENSE_ANSWERS = 256
+# auto: exact up to so many answers, else so many spectral rows
+AUTO_EXACT, AUTO_ROWS = 16, 8
+
+
+@dataclass(frozen=True)
+class DirectionsConfig:
+    """How the expectation over answers is taken."""
+
+    directions: str = "auto"
+    """exact; spectral:K (K leading eigenpairs); spectral:0.95 (as many as keep that share); projection:K (the
+    paper's random projections); sampling:K; or auto: exact up to 16 answers, else spectral:8."""
+    max_rows: int = 64
+    """Most rows that spectral by share may take."""
+    rank: int | None = None
+    """Reduce each example's rows to this many by SVD."""
+    directions_seed: int = 0
+    """Seed of projection and sampling."""
+
+    def __post_init__(self) -> None:
+        parse_directions(self.directions)
+        if self.max_rows < 1 or (self.rank is not None and self.rank < 1):
+            raise UserError("--max-rows and --rank must be at least 1.")
+
+
+def parse_directions(text: str) -> tuple[str, float]:
+    """(kind, amount): amount is the number of rows, or the share to keep where it is below 1; 0 where there is none."""
+    match = re.fullmatch(r"(auto|exact)|(spectral|projection|sampling):(\d+|0?\.\d+)", text)
+    if match and match[1]:
+        return match[1], 0
+    if match:
+        amount = float(match[3])
+        if amount >= 1 or (match[2] == "spectral" and amount > 0):
+            return match[2], amount
+    raise UserError(
+        f"Unknown directions {text!r}. Use auto, exact, spectral:8, spectral:0.95, projection:64, sampling:64."
+    )
+
+
+def most_rows(config: DirectionsConfig, answers: int) -> int:
+    """How many rows an example may get before its rank is reduced."""
+    kind, amount = parse_directions(config.directions)
+    if kind in ("projection", "sampling"):
+        return int(amount)
+    wanted = {"auto": answers if answers <= AUTO_EXACT else AUTO_ROWS, "exact": answers}.get(kind, amount)
+    return min(int(wanted) if wanted >= 1 else config.max_rows, answers - 1)
+
+
+def make_directions(
+    config: DirectionsConfig, probabilities: torch.Tensor, examples: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Directions V [B, k, r] for answer probabilities [B, r], and the share of tr S that they keep, [B].
+
+    Both float64. Examples that need fewer than k rows have zeros in the rest. `examples` are the examples' numbers:
+    random directions depend on them and on the seed, not on the batch.
+    """
+    p = probabilities.double()
+    kind, amount = parse_directions(config.directions)
+    answers = p.shape[1]
+    if kind == "auto":
+        kind, amount = ("exact", 0) if answers <= AUTO_EXACT else ("spectral", AUTO_ROWS)
+    if kind == "exact":
+        V = spectral(p, answers - 1)
+    elif kind == "spectral" and amount < 1:
+        V = _keep_share(spectral(p, min(config.max_rows, answers - 1)), p, amount)
+    elif kind == "spectral":
+        V = spectral(p, min(int(amount), answers - 1))
+    elif kind == "projection":
+        V = projection(p, int(amount), examples, config.directions_seed)
+    else:
+        V = sampling(p, int(amount), examples, config.directions_seed)
+    kept = V.square().sum((1, 2)) / _trace(p).clamp_min(torch.finfo(torch.float64).tiny)
+    return V, kept
+
+
+def _others(p: torch.Tensor) -> torch.Tensor:
+    """1 − p, [B, r]; for the largest the sum of the others, since rounding would leave nothing of 1 − p near 1."""
+    largest = p.argmax(1, keepdim=True)
+    rest = p.scatter(1, largest, 0.0).sum(1, keepdim=True)
+    return (1 - p).scatter(1, largest, rest)
+
+
+def _trace(p: torch.Tensor) -> torch.Tensor:
+    """tr S = Σᵢ pᵢ (1 − pᵢ), [B]."""
+    return (p * _others(p)).sum(1)
+
+
+def spectral(p: torch.Tensor, count: int) -> torch.Tensor:
+    """√λ-scaled eigenvectors of S for the `count` largest eigenvalues, [B, count, r]; r − 1 of them are exact.
+
+    For many answers the eigenproblem is solved in the space of the most probable answers and, on the rest, p, p² and
+    p³: an eigenvector is v_i ∝ p_i / (p_i − λ), and where p_i is below λ that is a power series in p_i.
+    """
+    answers = p.shape[1]
+    if answers <= DENSE_ANSWERS:
+        S = -p[:, :, None] * p[:, None, :]
+        S.diagonal(dim1=1, dim2=2).copy_(p * _others(p))
+        return _scaled_eigenvectors(S, count)
+    head, places = p.topk(min(answers - 1, max(4 * count, 64)), dim=1)
+    rest = p.scatter(1, places, 0.0)
+    basis = _orthonormal([rest, rest**2, rest**3])
+    inner = torch.cat([head, (basis @ rest[:, :, None])[:, :, 0]], 1)  # p in the basis of the small space
+    S = -inner[:, :, None] * inner[:, None, :]
+    size = head.shape[1]
+    S[:, :size, :size].diagonal(dim1=1, dim2=2).copy_(head * _others(p).gather(1, places))
+    S[:, size:, size:] += (basis * rest[:, None]) @ basis.mT
+    small = _scaled_eigenvectors(S, count)
+    V = small[:, :, size:] @ basis
+    return V.scatter(2, places[:, None, :].expand(-1, count, -1), small[:, :, :size])
+
+
+def _orthonormal(vectors: list[torch.Tensor]) -> torch.Tensor:
+    """Gram-Schmidt on vectors [B, r], giving [B, len, r]; one that depends on those before it becomes zero."""
+    basis: list[torch.Tensor] = []
+    for vector in vectors:
+        vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        for _ in range(2):  # once more for the rounding of the first time
+            for other in basis:
+                vector = vector - (vector * other).sum(1, keepdim=True) * other
+        length = vector.norm(dim=1, keepdim=True)
+        basis.append(torch.where(length > 1e-9, vector / length.clamp_min(1e-9), 0.0))
+    return torch.stack(basis, 1)
+
+
+def _scaled_eigenvectors(S: torch.Tensor, count: int) -> torch.Tensor:
+    values, vectors = _leading(S, count)
+    return vectors * values.clamp_min(0).sqrt()[:, :, None]
+
+
+def _leading(matrices: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest eigenvalues [B, count] of symmetric matrices, and their eigenvectors [B, count, n].
+
+    An eigenvector's sign is arbitrary, so it is fixed: the first of its largest entries is positive. Entries count as
+    equal up to rounding; for two answers they always are, and rounding would otherwise decide.
+    """
+    values, vectors = torch.linalg.eigh(matrices)
+    values, vectors = values[:, -count:].flip(1), vectors[:, :, -count:].flip(2).mT
+    size = vectors.abs()
+    first = (size > (1 - 1e-6) * size.amax(2, keepdim=True)).int().argmax(2, keepdim=True)
+    return values, vectors * vectors.gather(2, first).sign()
+
+
+def _keep_share(V: torch.Tensor, p: torch.Tensor, share: float) -> torch.Tensor:
+    """Zero the rows behind the first ones that reach `share` of the trace."""
+    energy = V.square().sum(2)
+    before = energy.cumsum(1) - energy
+    wanted = before < share * _trace(p)[:, None]
+    return (V * wanted[:, :, None])[:, : max(1, int(wanted.sum(1).max()))]
+
+
+def projection(p: torch.Tensor, count: int, examples: list[int], seed: int) -> torch.Tensor:
+    """The paper's random projections: A diag(√p) (I − 1 pᵀ), A [count, r] of random signs over √count."""
+    answers = p.shape[1]
+    signs = []
+    for example in examples:
+        bits = torch.from_numpy(random_bits(-(-count * answers // 8), "projection", seed, example).copy())
+        flat = (bits[:, None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and(1).flatten()[: count * answers]
+        signs.append(flat.double().mul_(2).sub_(1).view(count, answers))
+    scaled = torch.stack(signs).to(p.device) * (p.sqrt() / count**0.5)[:, None, :]
+    return scaled - scaled.sum(2, keepdim=True) * p[:, None, :]
+
+
+def sampling(p: torch.Tensor, count: int, examples: list[int], seed: int) -> torch.Tensor:
+    """The paper's ablation: rows (e_y − p)/√count with y drawn from p."""
+    batch, answers = p.shape
+    uniforms = torch.stack(
+        [
+            torch.from_numpy((random_bits(8 * count, "sampling", seed, example).view("<u8") >> 11) * 2.0**-53)
+            for example in examples
+        ]
+    ).to(p.device)
+    drawn = torch.searchsorted(p.cumsum(1), uniforms).clamp_max(answers - 1)
+    V = -p[:, None, :].expand(batch, count, answers).clone()
+    V.scatter_add_(2, drawn[:, :, None], torch.ones_like(drawn, dtype=p.dtype)[:, :, None])
+    return V / count**0.5
+
+
+def predicted(p: torch.Tensor) -> torch.Tensor:
+    """e_argmax − p, [B, r]: the gradient of the predicted answer's log-probability."""
+    p = p.double()
+    largest = p.argmax(1, keepdim=True)
+    return (-p).scatter(1, largest, _others(p).gather(1, largest))
+
+
+def combine_to_predicted(V: torch.Tensor, p: torch.Tensor) -> torch.Tensor | None:
+    """Coefficients [B, k] that make `predicted` of the rows of V, or None where its row space does not hold it.
+
+    `predicted` lies in the range of S, so exact directions give its row for nothing. The coefficients are at most
+    1/√max(p) long, so nothing is blown up.
+    """
+    if V.shape[1] < V.shape[2] - 1:
+        return None
+    target = predicted(p)
+    lengths = V.square().sum(2)
+    # eigenvectors are orthogonal; directions with no weight to speak of would only add rounding
+    usable = lengths > 1e-12 * lengths.amax(1, keepdim=True)
+    coefficients = torch.where(usable, (V @ target[:, :, None])[:, :, 0] / lengths, 0.0)
+    rebuilt = (coefficients[:, None, :] @ V)[:, 0]
+    error = (rebuilt - target).norm(dim=1) / target.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+    return coefficients if bool((error < 1e-5).all()) else None
+
+
+def reduce_rank(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The best `rank` rows for GᵀG: rows [B, k, p] → [B, R, p] with R = min(rank, k), share of the trace left [B], mix.
+
+    The mix [B, R, k] made the new rows of the old ones. Rows are mixed where k ≤ rank too, so that those of an example
+    do not depend on how many the others of its batch need.
+    """
+    gram = (rows @ rows.mT).double()
+    values, top = _leading(gram, min(rank, rows.shape[1]))
+    whole = gram.diagonal(dim1=1, dim2=2).sum(1)
+    kept = values.sum(1) / whole.clamp_min(torch.finfo(torch.float64).tiny)
+    mix = top.to(rows.dtype)
+    return mix @ rows, kept, mix

@@ -1,0 +1,66 @@
+"""What makes two collections the same, and how two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from npeff.models.load import LoadedModel
+from npeff.tasks.task import Task
+from npeff.utils.configs import to_dict
+
+if TYPE_CHECKING:
+    from npeff.collect.run import CollectConfig
+
+_HOW = ("run", "batch_tokens", "padding", "share_prompt", "dry_run", "fisher", "gradient", "activation")
+"""Options that say where and how fast to collect, or are summed up in `collected`."""
+PLACES = ("data.data", "model.model", "model.revision")
+"""Entries that say where data and model lie. They may have moved: hashes tell whether they are the same."""
+
+
+def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: str) -> dict[str, Any]:
+    """All that decides about the numbers of a collection, wherever and however fast it runs.
+
+    `prefix` is the text of few-shot examples before the prompts.
+    """
+    values = to_dict(config)
+    values["model"].pop("device")
+    for name in _HOW:
+        values.pop(name)
+    return values | {
+        "task": _describe(task) | {"prefix": prefix},  # a task file may change under the same name
+        "collected": config.collected,
+        "model_sha256": model.fingerprint(),
+    }
+
+
+def _describe(task: Task) -> dict[str, Any]:
+    """What of a task decides about the numbers."""
+    return {"name": task.name, "prompt": task.prompt, "answers": task.answers, "labels": list(task.labels)}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> list[str]:
+    """Differing entries of two nested dictionaries, for people to read, except those that `but` names (as "a.b")."""
+    return [f"{name} was {brief(before)} and is now {brief(now)}" for name, before, now in changes(old, new, but)]
+
+
+def changes(
+    old: dict[str, Any], new: dict[str, Any], but: Collection[str] = (), prefix: str = ""
+) -> list[tuple[str, Any, Any]]:
+    """The same as (name, old value, new value)."""
+    found = []
+    for name in sorted({*old, *new}):
+        before, now, whole = old.get(name), new.get(name), prefix + name
+        if whole in but:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            found += changes(before, now, but, f"{whole}.")
+        elif before != now:
+            found.append((whole, before, now))
+    return found
+
+
+def brief(value: Any) -> str:
+    """A value of a config, not too long."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"

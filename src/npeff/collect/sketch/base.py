@@ -1,0 +1,124 @@
+"""What every sketch offers, and the random bits they are made of."""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from npeff.models.load import CapturedModule
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class SketchConfig:
+    """How gradients are projected."""
+
+    sketch: Literal["kron", "sparse", "dense"] = "kron"
+    """kron: fast and for any model. sparse: the paper's. dense: plus and minus one, for a small dimension."""
+    dim: int = 16384
+    """Length p of a projected gradient."""
+    copies: int = 1
+    """kron only: independent copies that are added; more are more accurate, and slower."""
+    side: int | None = None
+    """kron only: rows of the two small matrices, by default twice the root of the dimension."""
+    sketch_seed: int = 0
+    """Seed of the projection. Runs can be compared only under the same one."""
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or self.copies < 1:
+            raise UserError("The sketch's --dim and --copies must be at least 1.")
+        if self.side is not None and self.side**2 < self.dim:
+            raise UserError(f"A --side of {self.side} is too small: its square must be at least --dim {self.dim}.")
+        if self.sketch == "sparse" and self.dim % 32:
+            raise UserError(f"The sparse sketch needs a --dim that 32 divides, not {self.dim}.")
+
+
+class Sketch(abc.ABC):
+    """A linear map R^n → R^p over the matrices of the captured modules; all modules add into the same p numbers.
+
+    Collection never forms a module's gradient Σ_t δ_t x_tᵀ if it need not: `fold_input` sees the module's inputs once,
+    `accumulate` sees the output gradients once for every row, `finish` gives the rows. `matvec` and `rmatvec` are the
+    same map and its adjoint on whole gradients.
+    """
+
+    def __init__(self, config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu"):
+        self.config = config
+        self.dim = config.dim
+        self.device = torch.device(device)
+        self.modules = {module.name: module for module in modules}
+
+    @abc.abstractmethod
+    def fold_input(self, module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
+        """What to keep of a module's inputs x [B, T, d_in] until its output gradients arrive."""
+
+    @abc.abstractmethod
+    def accumulator(self, batch: int) -> torch.Tensor:
+        """Zeros that `accumulate` adds to, for `batch` examples."""
+
+    @abc.abstractmethod
+    def accumulate(
+        self, module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor, total: torch.Tensor
+    ) -> None:
+        """Add the sketch of Σ_t δ_t x_tᵀ of every example to `total`; delta is [B, T, d_out]."""
+
+    @abc.abstractmethod
+    def finish(self, total: torch.Tensor) -> torch.Tensor:
+        """Projected gradients [B, p], float32, from what `accumulate` added up."""
+
+    @abc.abstractmethod
+    def matvec(self, gradient: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Project one gradient, given as module name → [d_out, columns]; modules that are absent count as zero."""
+
+    @abc.abstractmethod
+    def rmatvec_module(self, module: CapturedModule, y: torch.Tensor) -> torch.Tensor:
+        """The part of the adjoint that belongs to one module: [p] → [d_out, columns]."""
+
+    def rmatvec(self, y: torch.Tensor) -> Iterator[tuple[CapturedModule, torch.Tensor]]:
+        """The adjoint R^p → R^n, one module at a time."""
+        for module in self.modules.values():
+            yield module, self.rmatvec_module(module, y)
+
+    @abc.abstractmethod
+    def memory(self) -> int:
+        """Bytes that the sketch's own matrices take."""
+
+
+def with_bias(module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
+    """The inputs as the columns of the module's matrix see them: x, then a one for the bias."""
+    parts = ([x] if module.weight else []) + ([x.new_ones((*x.shape[:-1], 1))] if module.bias else [])
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def gradients(module: CapturedModule, delta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Per-example gradients Σ_t δ_t x_tᵀ of a module, [B, d_out, columns] in float32."""
+    return torch.einsum("bto,bti->boi", delta.float(), with_bias(module, x).float())
+
+
+def random_bits(count: int, *key: object) -> np.ndarray:
+    """`count` bytes of the Philox counter generator keyed by `key`: the same on every machine and device."""
+    digest = hashlib.sha256("\x1f".join(map(str, key)).encode()).digest()
+    generator = np.random.Philox(key=np.frombuffer(digest[:16], dtype="<u8").astype(np.uint64))
+    words = generator.random_raw(-(-count // 8)).astype("<u8")
+    return words.view(np.uint8)[:count]
+
+
+def random_signs(count: int, *key: object) -> torch.Tensor:
+    """`count` signs, +1 or -1 as int8."""
+    bits = np.unpackbits(random_bits(-(-count // 8), *key), count=count)
+    return torch.from_numpy(bits.astype(np.int8) * 2 - 1)
+
+
+def make_sketch(config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu") -> Sketch:
+    """The sketch that `config` names, for these modules."""
+    from npeff.collect.sketch.dense import DenseSketch
+    from npeff.collect.sketch.kron import KronSketch
+    from npeff.collect.sketch.sparse import SparseSketch
+
+    kinds: dict[str, type[Sketch]] = {"kron": KronSketch, "sparse": SparseSketch, "dense": DenseSketch}
+    return kinds[config.sketch](config, modules, device)

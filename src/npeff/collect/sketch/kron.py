@@ -1,0 +1,114 @@
+"""The default sketch: a sum of Kronecker products.
+
+    y = Σ_l Σ_c A_lc G_l B_lcᵀ            A: side × d_out, B: side × columns, entries ±1
+
+A module's gradient is G_l = Σ_t δ_t x_tᵀ, so y is made of A δ_t and B x_t alone: small matrix products whose cost per
+token grows with d and not with d². The side of the inputs is computed once and shared by all rows of an example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from npeff.collect.sketch.base import Sketch, SketchConfig, random_bits, random_signs
+from npeff.models.load import CapturedModule
+
+
+class KronSketch(Sketch):
+    """Two-sided random signs with `copies` independent copies. The matrix of sums is side × side; where that is more
+    than p numbers, each is added with a random sign to one of p places. A side of 2√p and one copy is cheaper than
+    four copies with a side of √p and as accurate (docs/performance.md)."""
+
+    def __init__(self, config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu"):
+        super().__init__(config, modules, device)
+        self.copies = config.copies
+        self.side = config.side or 2 * (math.isqrt(config.dim - 1) + 1)
+        # A power of two is exact in every precision and keeps the sums near one; `finish` sets the scale right.
+        self._entry = 2.0 ** -round(math.log2(math.sqrt(self.side)))
+        self._scale = 1 / (self._entry**2 * self.side * math.sqrt(self.copies))
+        self._matrices: dict[tuple[str, str, torch.dtype], torch.Tensor] = {}
+        self._folding = self._fold() if self.side**2 != self.dim else None
+
+    def _fold(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each of the p places, which of the side² sums go there, and their signs; unused slots have sign 0."""
+        cells = self.side**2
+        keys = random_bits(8 * cells, "kron fold", self.config.sketch_seed).view("<u8")
+        order = torch.from_numpy(keys.argsort(kind="stable"))
+        slots = -(-cells // self.dim)
+        places = torch.zeros(slots * self.dim, dtype=torch.int64)
+        signs = torch.zeros(slots * self.dim)
+        places[:cells] = order
+        signs[:cells] = random_signs(cells, "kron fold signs", self.config.sketch_seed).float()
+        return places.view(slots, self.dim).to(self.device), signs.view(slots, self.dim).to(self.device)
+
+    def _matrix(self, module: CapturedModule, side: str, dtype: torch.dtype) -> torch.Tensor:
+        """Aᵀ or Bᵀ of a module, copies beside each other: [d, copies · side]."""
+        key = (module.name, side, dtype)
+        if key not in self._matrices:
+            width = module.shape[0] if side == "out" else module.shape[1]
+            count = width * self.side
+            copies = [
+                random_signs(count, "kron", self.config.sketch_seed, module.name, side, copy).view(width, self.side)
+                for copy in range(self.copies)
+            ]
+            self._matrices[key] = torch.cat(copies, 1).to(self.device, dtype).mul_(self._entry)
+        return self._matrices[key]
+
+    def fold_input(self, module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
+        """B x_t of all copies: [B, T, copies · side]."""
+        matrix = self._matrix(module, "in", x.dtype)
+        if not module.weight:
+            return matrix.expand(*x.shape[:-1], -1)
+        if module.bias:
+            flat = torch.addmm(matrix[-1], x.reshape(-1, x.shape[-1]), matrix[:-1])
+            return flat.view(*x.shape[:-1], -1)
+        return x @ matrix
+
+    def accumulator(self, batch: int) -> torch.Tensor:
+        return torch.zeros(batch, self.side, self.side, device=self.device)
+
+    def accumulate(
+        self, module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor, total: torch.Tensor
+    ) -> None:
+        batch = delta.shape[0]
+        left = (delta @ self._matrix(module, "out", delta.dtype)).view(batch, -1, self.side)
+        right = folded.reshape(batch, -1, self.side)
+        # sums over tokens are taken in float32 whatever the model's precision: half of it could overflow
+        total.baddbmm_(left.float().mT, right.float())
+
+    def finish(self, total: torch.Tensor) -> torch.Tensor:
+        flat = total.reshape(len(total), -1)
+        if self._folding is not None:
+            folded = flat.new_zeros(len(flat), self.dim)
+            for place, sign in zip(*self._folding, strict=True):
+                folded += flat[:, place] * sign
+            flat = folded
+        return flat * self._scale
+
+    def matvec(self, gradient: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        total = self.accumulator(1)
+        for name, matrix in gradient.items():
+            module = self.modules[name]
+            matrix = matrix.to(self.device, torch.float32)
+            left = self._matrix(module, "out", torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
+            right = self._matrix(module, "in", torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
+            total[0] += (left.mT @ matrix @ right).sum(0)
+        return self.finish(total)[0]
+
+    def rmatvec_module(self, module: CapturedModule, y: torch.Tensor) -> torch.Tensor:
+        y = y.to(self.device, torch.float32) * self._scale
+        if self._folding is not None:
+            cells = y.new_zeros(self.side**2)
+            for place, sign in zip(*self._folding, strict=True):
+                cells.index_add_(0, place, y * sign)
+            y = cells
+        left = self._matrix(module, "out", torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
+        right = self._matrix(module, "in", torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
+        return torch.bmm(left @ y.view(self.side, self.side), right.mT).sum(0)
+
+    def memory(self) -> int:
+        widths = sum(sum(module.shape) for module in self.modules.values())
+        return 4 * widths * self.copies * self.side + 12 * self.side**2

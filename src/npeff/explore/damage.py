@@ -1,0 +1,61 @@
+"""What a run holds besides what was collected: are its decompositions, perturbations and labels still whole?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from npeff.analyse.run import ANALYSIS, load_decomposition
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_object
+
+
+def damaged_results(run: Run) -> Iterator[str]:
+    """A message for everything that is not as it was written. Each says which command makes it anew."""
+    for folder in _folders(run.path / "decompositions"):
+        yield from _decomposition(run, folder)
+    for folder in _folders(run.path / "perturbations"):
+        yield from _perturbation(folder)
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(path for path in parent.glob("[!.]*") if path.is_dir())
+
+
+def _decomposition(run: Run, folder: Path) -> Iterator[str]:
+    if not (folder / "config.json").is_file():
+        yield f"{folder} has no config.json: it was not finished, or is damaged. Run `npeff decompose` again."
+        return
+    try:
+        load_decomposition(run, folder.name)
+        Annotations(run, folder.name).current()
+        analysis = folder / ANALYSIS / "analysis.json"
+        if analysis.is_file():
+            read_object(analysis)
+    except UserError as error:
+        yield str(error)
+
+
+def _perturbation(folder: Path) -> Iterator[str]:
+    for name in ("config.json", "results.json"):
+        if not (folder / name).is_file():
+            yield f"{folder} has no {name}: it was not finished, or is damaged. Run `npeff perturb` again."
+            return
+    try:
+        key = read_object(folder / "config.json").get("key")
+    except UserError as error:
+        yield str(error)
+        return
+    for path in (folder / "results.json", folder / "notes.json", *sorted((folder / "components").glob("[!.]*.json"))):
+        try:
+            values = read_object(path)
+        except UserError as error:
+            yield str(error)
+            continue
+        is_record = path.parent != folder
+        if (path.name != "notes.json" and values.get("key") != key) or (
+            is_record and str(values.get("component")).zfill(5) != path.stem
+        ):
+            yield f"{path} is of something else. Delete it, and run `npeff perturb` again."

@@ -1,0 +1,1 @@
+"""Which model is asked: loading it, selecting its parameters, reading its answers."""

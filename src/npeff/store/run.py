@@ -1,0 +1,435 @@
+"""A run is a directory: what was collected, in shards that appear whole or not at all.
+
+    RUN/manifest.json       format, config, versions, fingerprints, hashes of everything below
+    RUN/examples.parquet    one row per example: text, label, prediction, probability, PEF norm, ...
+    RUN/shards/00000.safetensors, ...   rows, gradients, activations and probabilities of a block of examples
+
+While a collection is under way each finished shard has a record beside it (00000.json); the last step gathers the
+records into the manifest. So a killed collection continues behind its last whole shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from npeff.utils.errors import UserError, out_of_memory
+from npeff.utils.files import parse_json, read_json, remove_partials, sha256, whole_file, without_seal, write_json
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+EXAMPLES = "examples.parquet"
+SHARDS = "shards"
+
+# what a decomposition may ask for: tensor in the shards, and the switch of `npeff collect` that adds it
+KINDS = {
+    "fisher": ("rows", "--fisher"),
+    "gradient": ("gradient", "--gradient"),
+    "activation": ("activation", "--activation"),
+}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A block of examples start..stop-1."""
+
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def file(self) -> str:
+        return f"{SHARDS}/{self.number:05d}.safetensors"
+
+    @property
+    def record(self) -> str:
+        return f"{SHARDS}/{self.number:05d}.json"
+
+
+class Run:
+    """A run directory."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._checked: set[int] = set()
+
+    # --- opening -----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def open(path: str | Path) -> Run:
+        """Open a finished run."""
+        run = Run.open_unfinished(path)
+        if not run.manifest["complete"]:
+            raise UserError(f"{path} is not finished: run `npeff collect` on it again and it continues.")
+        return run
+
+    @staticmethod
+    def open_unfinished(path: str | Path) -> Run:
+        """Open a run whether or not its collection has ended."""
+        path = Path(path)
+        if not (path / MANIFEST).is_file():
+            raise UserError(f"{path} is not a run directory: it has no {MANIFEST}. `npeff collect` makes one.")
+        manifest = parse_json(path / MANIFEST)
+        version = manifest.get("format") if isinstance(manifest, dict) else None
+        if type(version) is not int or version < 1:
+            raise UserError(f"{path / MANIFEST} is damaged: its format is missing or wrong.")
+        if version > FORMAT:
+            raise UserError(
+                f"{path} was written by a newer npeff ({manifest.get('npeff')}, format {version}); "
+                f"this one reads formats up to {FORMAT}. Upgrade npeff. (If it was not, {MANIFEST} is damaged.)"
+            )
+        manifest = without_seal(path / MANIFEST, manifest)
+        wrong = _wrong_entries(manifest)
+        if wrong:
+            raise UserError(
+                f"{path / MANIFEST} is damaged: {', '.join(wrong)} missing or wrong. Restore it from a copy."
+            )
+        manifest["task"] = {"labels": [], "prefix": "", **manifest["task"]}
+        return Run(path, manifest)
+
+    @staticmethod
+    def create(path: str | Path, manifest: dict[str, Any], examples: pa.Table) -> Run:
+        """Start a run with its inputs. `manifest` has `identity`, `config`, and what else is worth knowing."""
+        path = Path(path)
+        known = {EXAMPLES, SHARDS, ".lock"}
+        strangers = [item.name for item in path.iterdir() if item.name not in known] if path.is_dir() else []
+        if [name for name in strangers if not name.endswith(".partial")]:
+            raise UserError(
+                f"{path} holds other files ({', '.join(strangers[:3])}). Choose a new directory for the run."
+            )
+        write_examples(path / EXAMPLES, examples)
+        whole = {
+            "format": FORMAT,
+            "complete": False,
+            **manifest,
+            "examples": len(examples),
+            "inputs_sha256": inputs_hash(examples),
+        }
+        write_json(path / MANIFEST, whole, sealed=True)
+        return Run(path, whole)
+
+    # --- what is in it -----------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what was collected: config, model and examples."""
+        identity = {"identity": self.manifest["identity"], "inputs": self.manifest["inputs_sha256"]}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def shards(self) -> list[Shard]:
+        """All shards, whether or not they are there yet."""
+        size, total = self.manifest["shard_examples"], self.manifest["examples"]
+        return [Shard(i, start, min(start + size, total)) for i, start in enumerate(range(0, total, size))]
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The example table, as it was written."""
+        path = self.path / EXAMPLES
+        if self.manifest["complete"] and not self.examples_are_whole():
+            raise UserError(f"{path} is missing or has changed. `npeff verify {self.path}` mends it.")
+        try:
+            # without threads: pyarrow waits forever for one that could not be started for lack of memory
+            with pq.ParquetFile(path, pre_buffer=False) as file:
+                table = file.read(use_threads=False)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            if out_of_memory(error):
+                raise
+            raise UserError(f"Cannot read {path}: {error}. `npeff verify {self.path}` mends it.") from error
+        wrong = _wrong_columns(table, self.manifest)
+        if wrong:
+            raise UserError(f"{path} is not an example table of this run: {wrong}.")
+        return table
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there are shards at all; a run may be shared without them."""
+        return (self.path / SHARDS).is_dir()
+
+    @property
+    def how_to_get_rows(self) -> str:
+        """What to do about rows that were not shared."""
+        return f"`npeff verify {self.path}` collects them with the run's own model; or have it pushed with --rows."
+
+    def _check_rows(self) -> None:
+        if not self.has_rows:
+            raise UserError(f"{self.path} was shared without its rows, which this needs. {self.how_to_get_rows}")
+
+    def source(self, kind: str) -> StoredRows:
+        """Rows of one kind: `fisher`, `gradient` or `activation`."""
+        self._check_rows()
+        tensor, switch = KINDS[kind]
+        if kind not in self.manifest["identity"]["collected"]:
+            raise UserError(f"{self.path} has no {kind} rows. Collect a run with {switch}.")
+        ranks = self.table["rank"].to_numpy().astype(np.int64)
+        usable = (~self.table["set_aside"].is_valid().to_numpy()).astype(np.int64)
+        return StoredRows(self, tensor, ranks if kind == "fisher" else usable)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A per-example tensor of all shards, [m, ...]; for the small ones, such as `probabilities`."""
+        self._check_rows()
+        return torch.cat([read_tensors(self.whole_shard(shard), [name])[name] for shard in self.shards])
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether the shards have a tensor of this name."""
+        self._check_rows()
+        return all(name in tensor_names(self.whole_shard(shard)) for shard in self.shards)
+
+    # --- writing shards ----------------------------------------------------------------------------------------
+
+    def write_shard(self, shard: Shard, tensors: dict[str, torch.Tensor]) -> None:
+        """Write a shard, then its record."""
+        path = self.path / shard.file
+        with whole_file(path) as temporary:
+            save_file(tensors, temporary)
+        record = {"file": shard.file, "start": shard.start, "stop": shard.stop, "sha256": sha256(path)}
+        write_json(self.path / shard.record, record, sealed=True)
+        self._checked.add(shard.number)
+
+    def is_written(self, shard: Shard) -> bool:
+        """Whether a shard of an unfinished run is on disk, whole."""
+        try:
+            whole = (self.path / shard.record).is_file() and not self._problem(shard)
+        except UserError:  # a damaged record: the shard is collected again
+            return False
+        if whole:
+            self._checked.add(shard.number)
+        return whole
+
+    def finish(self, examples: pa.Table) -> None:
+        """Gather the records into the manifest and write the final example table. May be repeated.
+
+        A shard without a record is one that an earlier call has gathered already.
+        """
+        records = [self._record(shard) for shard in self.shards]
+        write_examples(self.path / EXAMPLES, examples)
+        self.manifest |= {
+            "complete": True,
+            "shards": records,
+            "examples_sha256": sha256(self.path / EXAMPLES),
+        }
+        write_json(self.path / MANIFEST, self.manifest, sealed=True)
+        self.clean_up()
+        self.__dict__.pop("table", None)
+
+    def clean_up(self) -> None:
+        """Remove what a killed writer left, and the records of a finished run."""
+        for directory in (self.path, self.path / SHARDS):
+            remove_partials(directory)
+        if self.manifest["complete"]:
+            for shard in self.shards:
+                (self.path / shard.record).unlink(missing_ok=True)
+
+    # --- checking ----------------------------------------------------------------------------------------------
+
+    def check_shards(self) -> Iterator[tuple[Shard, str | None]]:
+        """Every shard, with what is wrong with it, or None where it is what was written."""
+        for shard in self.shards:
+            yield shard, self._problem(shard)
+
+    def whole_shard(self, shard: Shard) -> Path:
+        """The file of a shard; the first time that it is asked for, it is checked to be what was written."""
+        if shard.number not in self._checked:
+            problem = self._problem(shard)
+            if problem:
+                raise UserError(f"{self.path / shard.file} {problem}. `npeff verify {self.path}` mends it.")
+            self._checked.add(shard.number)
+        return self.path / shard.file
+
+    def _problem(self, shard: Shard) -> str | None:
+        """What is wrong with a shard that has been written."""
+        path = self.path / shard.file
+        if not path.is_file():
+            return "is missing"
+        if sha256(path) != self._record(shard)["sha256"]:
+            return "has changed (its SHA-256 differs)"
+        return None
+
+    def _record(self, shard: Shard) -> dict[str, Any]:
+        """What was noted when a shard was written: beside it, or in the manifest where the run is finished."""
+        path = self.path / shard.record
+        if not path.is_file() and self.manifest["complete"]:
+            found: dict[str, Any] = self.manifest["shards"][shard.number]
+            return found
+        found = read_json(path)
+        if not isinstance(found, dict) or not isinstance(found.get("sha256"), str):
+            raise UserError(f"{path} is not the record of a shard. Delete it, and the shard is collected again.")
+        return found
+
+    def examples_are_whole(self) -> bool:
+        """Whether the example table is what was written."""
+        path = self.path / EXAMPLES
+        return path.is_file() and sha256(path) == self.manifest["examples_sha256"]
+
+
+def _wrong_entries(manifest: dict[str, Any]) -> list[str]:
+    """Names of the entries that are not what this module has written."""
+    kinds: dict[str, type] = {"complete": bool, "identity": dict, "examples": int, "shard_examples": int}
+    kinds |= {"inputs_sha256": str, "config": dict, "task": dict}
+    if manifest.get("complete"):
+        kinds |= {"shards": list, "examples_sha256": str}
+    wrong = [name for name, kind in kinds.items() if type(manifest.get(name)) is not kind]
+    if wrong:
+        return wrong
+    wrong = [name for name in ("examples", "shard_examples") if not 0 < manifest[name] < 2**40]
+    collected = manifest["identity"].get("collected")
+    if not isinstance(collected, list) or not all(kind in list(KINDS) for kind in collected):
+        wrong.append("identity.collected")
+    task = manifest["task"]
+    described = "prompt" in task  # rows that come from elsewhere have no task
+    labels = task.get("labels", None if described else [])
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        wrong.append("task.labels")
+    texts = ("name", "prompt", "answers", "prefix")
+    wrong += [f"task.{name}" for name in texts if not isinstance(task.get(name, None if described else ""), str)]
+    if not wrong and manifest["complete"]:
+        records = manifest["shards"]
+        if len(records) != -(-manifest["examples"] // manifest["shard_examples"]):
+            wrong.append("examples, shard_examples or the number of shards")
+        elif not all(isinstance(record, dict) and isinstance(record.get("sha256"), str) for record in records):
+            wrong.append("shards")
+    return wrong
+
+
+_COLUMNS = {
+    "text": (pa.types.is_string, pa.types.is_large_string),
+    "label": (pa.types.is_integer,),
+    "prediction": (pa.types.is_integer,),
+    "prediction_text": (pa.types.is_string, pa.types.is_large_string),
+    "rank": (pa.types.is_integer,),
+    "set_aside": (pa.types.is_string, pa.types.is_large_string, pa.types.is_null),
+}
+"""Columns of a finished run's example table that everything else builds on."""
+
+
+def _wrong_columns(table: pa.Table, manifest: dict[str, Any]) -> str | None:
+    """Why a table is not the one that a manifest describes."""
+    if len(table) != manifest["examples"]:
+        return f"it has {len(table)} examples, the manifest says {manifest['examples']}"
+    if not manifest["complete"]:
+        return None
+    # rows that come from elsewhere, without a task, have neither labels nor predictions
+    required = _COLUMNS if "prompt" in manifest["task"] else ("text", "rank", "set_aside")
+    answers = len(manifest["task"].get("labels") or ()) or 2**31
+    for name, kinds in _COLUMNS.items():
+        count = table.column_names.count(name)
+        if count == 0 and name not in required:
+            continue
+        if count != 1 or not any(kind(table.schema.field(name).type) for kind in kinds):
+            return f"its column {name!r} is missing or of the wrong type"
+        if table[name].null_count and name not in ("label", "set_aside"):
+            return f"its column {name!r} has gaps"
+        values = table[name].drop_null()
+        limit = answers if name in ("label", "prediction") else 2**31
+        if pa.types.is_integer(values.type) and len(values):
+            extremes = pc.min_max(values).as_py()
+            if not 0 <= extremes["min"] <= extremes["max"] < limit:
+                return f"its column {name!r} has numbers that cannot be"
+    return None
+
+
+class StoredRows:
+    """A RowSource over a run's shards; nothing is held in memory."""
+
+    def __init__(self, run: Run, tensor: str, ranks: np.ndarray) -> None:
+        self.run, self.tensor, self.ranks = run, tensor, ranks
+        self._size = run.manifest["shard_examples"]
+        self._fitting: set[int] = set()
+        self.dim = int(self._shape(run.shards[0])[1]) if len(ranks) else 0
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Rows of the examples start..stop-1, float32, [sum of ranks, p]."""
+        parts = []
+        for shard in self.run.shards[start // self._size : -(-stop // self._size)]:
+            first, last = max(start, shard.start), min(stop, shard.stop)
+            if self.tensor == "rows":
+                ends = np.concatenate([[0], np.cumsum(self.ranks[shard.start : last])])
+                parts.append(self._read(shard, int(ends[first - shard.start]), int(ends[-1])).float())
+            else:  # one for every example, also for those set aside
+                found = self._read(shard, first - shard.start, last - shard.start).float()
+                parts.append(found[torch.from_numpy(self.ranks[first:last] > 0)])
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts) if parts else torch.empty(0, self.dim)
+
+    def _read(self, shard: Shard, first: int, last: int) -> torch.Tensor:
+        path = self.run.whole_shard(shard)
+        if shard.number not in self._fitting:
+            self._check_shape(shard, path)
+        with _shard_errors(path), safe_open(path, framework="pt") as handle:
+            return handle.get_slice(self.tensor)[first:last]
+
+    def _shape(self, shard: Shard) -> list[int]:
+        path = self.run.whole_shard(shard)
+        with _shard_errors(path), safe_open(path, framework="pt") as handle:
+            shape: list[int] = handle.get_slice(self.tensor).get_shape()
+        if len(shape) != 2:
+            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}.")
+        return shape
+
+    def _check_shape(self, shard: Shard, path: Path) -> None:
+        """Refuse a shard, of a run from elsewhere, that does not have the rows which the example table promises."""
+        ranks = self.ranks[shard.start : shard.stop]
+        expected = [int(ranks.sum()) if self.tensor == "rows" else len(ranks), self.dim]
+        shape = self._shape(shard)
+        if shape != expected:
+            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}, not {expected}.")
+        self._fitting.add(shard.number)
+
+
+def read_tensors(path: Path, names: list[str]) -> dict[str, torch.Tensor]:
+    """Named tensors of a shard."""
+    with _shard_errors(path), safe_open(path, framework="pt") as handle:
+        return {name: handle.get_tensor(name) for name in names}
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Names of a shard's tensors."""
+    with _shard_errors(path), safe_open(path, framework="pt") as handle:
+        return list(handle.keys())
+
+
+class _shard_errors:  # noqa: N801 - reads as a block
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SafetensorError | OSError) and not out_of_memory(error):
+            raise UserError(f"Cannot read {self.path}: {error}. `npeff verify` mends damaged shards.") from error
+
+
+def write_examples(path: Path, examples: pa.Table) -> None:
+    """Write an example table, whole or not at all."""
+    with whole_file(path) as temporary:
+        pq.write_table(examples, temporary)
+
+
+def inputs_of(examples: pa.Table) -> pa.Table:
+    """The columns that a collection starts from, without those that it found."""
+    asked = {"source_row", "text", "label", "answer"}
+    return examples.select([name for name in examples.column_names if name in asked or name.startswith("field:")])
+
+
+def inputs_hash(examples: pa.Table) -> str:
+    """Hash of what is asked: texts, labels, answers and fields."""
+    digest = hashlib.sha256()
+    for name in sorted(examples.column_names):
+        digest.update(json.dumps([name, examples[name].to_pylist()], ensure_ascii=False).encode())
+    return digest.hexdigest()

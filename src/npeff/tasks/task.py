@@ -1,0 +1,253 @@
+"""A task: which prompt a model sees, which answers it chooses between, and where the examples come from.
+
+The built-in tasks are YAML files in `builtin_tasks`, written the way a user writes one; see docs/tasks.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import string
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from npeff.utils.errors import UserError
+
+BUILTIN: tuple[str, ...] = ("reviews", "sst2", "yat", "clinc150", "triviaqa")
+
+LARGEST = 1_000_000
+"""Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""
+
+Answers = Literal["tokens", "suffixes", "vocabulary"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked of a model. Checked when made: a task that exists can be used."""
+
+    name: str
+    """What the task is called in messages and run directories."""
+    prompt: str
+    """Template with {text} and, if wanted, other {column} names of the data; a literal brace is written twice."""
+    answers: Answers
+    """tokens: the first token of each label; suffixes: each whole label; vocabulary: every next token."""
+    labels: tuple[str, ...] = ()
+    """Answer texts, in order, without the leading space they are scored with; none for vocabulary."""
+    data: str | None = None
+    """Default data: a Hub id, a path, or embedded:reviews."""
+    config: str | None = None
+    """Configuration name of the default data on the Hub."""
+    split: str | None = None
+    """Split of the default data, in the split syntax of `datasets`."""
+    text_columns: tuple[str, ...] = ("text",)
+    """Where the text is: the first of these columns that the data have."""
+    label_columns: tuple[str, ...] = ("label",)
+    """Where the label (or, for vocabulary, the right answer) is: the first of these that the data have, if any."""
+    label_map: dict[str, str] = field(default_factory=dict)
+    """Label in the data -> answer text, where they differ by more than case and underscores."""
+    label_numbers: bool = True
+    """Whether a whole number in the data counts the labels from 0; false where data sets number them differently."""
+    few_shot: tuple[dict[str, str], ...] = ()
+    """Fixed worked examples before every prompt: `text`, `label`, and the other columns of the prompt."""
+
+    def __post_init__(self) -> None:
+        for name in ("labels", "text_columns", "label_columns", "few_shot"):
+            value = getattr(self, name)
+            if isinstance(value, list):  # YAML has no tuples, and in Python a list is as clear
+                object.__setattr__(self, name, tuple(value))
+        try:
+            _check(self)
+        except ValueError as error:
+            name = self.name if isinstance(self.name, str) else "?"
+            raise UserError(f"Task {name!r}: {error}") from error
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns other than `text` that the prompt names."""
+        return tuple(dict.fromkeys(name for _, name in _template(self.prompt) if name and name != "text"))
+
+    def render(self, text: str, fields: Mapping[str, str] = {}) -> str:
+        """The prompt for one example, up to where the answer begins."""
+        return "".join(
+            literal + ("" if name is None else text if name == "text" else fields[name])
+            for literal, name in _template(self.prompt)
+        )
+
+    def render_worked(self, text: str, answer: str, fields: Mapping[str, str] = {}) -> str:
+        """One worked example of a few-shot prefix: the prompt, its answer, a blank line."""
+        return f"{self.render(text, fields)} {answer}\n\n"
+
+
+def load_task(name_or_path: str) -> Task:
+    """A built-in task by name, or a task of yours by the path of its YAML file."""
+    if name_or_path in BUILTIN:
+        source = resources.files("npeff") / "tasks" / "builtin" / f"{name_or_path}.yaml"
+        return task_from_yaml(source.read_text(encoding="utf-8"), name_or_path, name_or_path)
+    path = Path(name_or_path)
+    try:
+        content = path.read_bytes()
+        if len(content) > LARGEST:
+            raise UserError(f"{name_or_path} has {len(content)} bytes; a task file has at most {LARGEST}.")
+    except (OSError, ValueError) as error:
+        if path.suffix.lower() in (".yaml", ".yml") and not isinstance(error, FileNotFoundError):
+            raise UserError(f"Cannot read the task file {name_or_path!r}: {error}.") from error
+        close = difflib.get_close_matches(name_or_path.lower(), BUILTIN, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise UserError(
+            f"Unknown task {name_or_path!r}: neither a built-in task ({', '.join(BUILTIN)}) "
+            f"nor a YAML file that exists.{hint}"
+        ) from error
+    try:
+        task = task_from_yaml(content.decode("utf-8-sig"), path.stem, name_or_path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name_or_path}: byte {error.start} is not UTF-8. Save the task file as UTF-8.") from error
+    # a task file may travel with its data, whatever directory the command runs in
+    if task.data is not None and not Path(task.data).is_absolute() and "\0" not in task.data:
+        beside = path.parent / task.data
+        with contextlib.suppress(OSError):  # too long to be a name
+            if beside.is_file():
+                return dataclasses.replace(task, data=str(beside))
+    return task
+
+
+def task_from_yaml(text: str, name: str, source: str) -> Task:
+    """A task from the text of a YAML file; `name` serves if it gives none, `source` names the file in messages."""
+    try:
+        values = yaml.load(text, _StrictLoader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except Exception as error:
+        # PyYAML lets built-in exceptions of every kind through when a scalar is malformed (an impossible date, say)
+        raise UserError(f"{source} is not valid YAML: {type(error).__name__}: {error}.") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{source}: a task file is a mapping with prompt, answers and labels, see docs/tasks.md.")
+    known = [field.name for field in dataclasses.fields(Task)]
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        raise UserError(f"{source}: unknown key {names}; a task knows {', '.join(known)}.")
+    missing = [key for key in ("prompt", "answers") if values.get(key) is None]
+    if missing:
+        raise UserError(f"{source}: {' and '.join(missing)} missing; see docs/tasks.md.")
+    # a key without a value stands for the default
+    given = {"name": name, **{key: value for key, value in values.items() if value is not None}}
+    try:
+        return Task(**given)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe, and a key that is given twice is an error instead of the last one winning.
+
+    So are aliases: nobody needs them here, and a few lines of them can stand for a gigabyte.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", self.get_mark())
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        if isinstance(node, yaml.MappingNode):
+            counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            twice = [key for key, count in counts.items() if count > 1]
+            if twice:
+                raise yaml.constructor.ConstructorError(None, None, f"key {twice[0]!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+@lru_cache(maxsize=256)
+def _template(prompt: str) -> tuple[tuple[str, str | None], ...]:
+    """A prompt as (literal text, name of the column that follows or None) pairs."""
+    parts: list[tuple[str, str | None]] = []
+    try:
+        for literal, name, spec, conversion in string.Formatter().parse(prompt):
+            if name is not None and (
+                not name or name != name.strip() or set(name) & set(".[]{}") or spec or conversion
+            ):
+                raise ValueError(f"{{{name}{'!' + conversion if conversion else ''}{':' + spec if spec else ''}}}")
+            parts.append((literal, name))
+    except ValueError as error:
+        raise ValueError(
+            f"the prompt is not a valid template ({error}); write {{text}} or {{column}}, and a literal brace twice."
+        ) from error
+    return tuple(parts)
+
+
+def _check(task: Task) -> None:
+    """Raise ValueError with what is wrong with `task` and what to write instead."""
+    _check_types(task)
+    if "text" not in (name for _, name in _template(task.prompt)):
+        raise ValueError("the prompt has no {text}; that is where the example's text goes.")
+    if task.prompt != task.prompt.rstrip():
+        raise ValueError(
+            "the prompt ends with white space, but answers are scored with a leading space of their own. "
+            "Remove it (in YAML, a block starts with |- instead of |)."
+        )
+    if task.answers not in get_args(Answers):
+        raise ValueError(f"answers is {task.answers!r}; it should be one of {', '.join(get_args(Answers))}.")
+    if task.answers == "vocabulary":
+        if task.labels or task.label_map:
+            raise ValueError("answers: vocabulary takes every next token as an answer; leave out labels and label_map.")
+    elif len(task.labels) < 2:
+        count = "only one label" if task.labels else "no labels"
+        raise ValueError(f"{count}; a model needs at least two answers to choose between (or answers: vocabulary).")
+    if not task.text_columns:
+        raise ValueError("text_columns is empty; name the column with the text.")
+    for label in task.labels:
+        if not label.strip() or label != label.strip():
+            raise ValueError(f"label {label!r} is empty or has space around it; the leading space is added for you.")
+        if task.labels.count(label) > 1:
+            raise ValueError(f"label {label!r} is given twice.")
+    for key, label in task.label_map.items():
+        if label not in task.labels:
+            raise ValueError(f"label_map gives {label!r} for {key!r}, which is not one of the labels.")
+    for number, example in enumerate(task.few_shot, 1):
+        wanted = {"text", "label", *task.fields}
+        if set(example) != wanted:
+            raise ValueError(f"few_shot example {number} should have {', '.join(sorted(wanted))}, nothing else.")
+        if task.labels and example["label"] not in task.labels:
+            raise ValueError(f"few_shot example {number} has the label {example['label']!r}, not one of the labels.")
+
+
+def _check_types(task: Task) -> None:
+    """Every field has the type it declares; YAML reads unquoted yes, no and 1 as something else than text."""
+    quote = "; put it in quotes."
+    for name in ("name", "prompt", "answers", "data", "config", "split"):
+        value = getattr(task, name)
+        if not is_text(value) and not (value is None and name in ("data", "config", "split")):
+            raise ValueError(f"{name} is {value!r}, not text{quote}")
+    for name in ("labels", "text_columns", "label_columns"):
+        value = getattr(task, name)
+        if not isinstance(value, tuple):
+            raise ValueError(f"{name} is {value!r}; it should be a list of texts.")
+        for item in value:
+            if not is_text(item):
+                raise ValueError(f"{name} has {item!r}, which is not text{quote}")
+    if not isinstance(task.label_numbers, bool):
+        raise ValueError(f"label_numbers is {task.label_numbers!r}; it should be true or false.")
+    if not isinstance(task.few_shot, tuple) or not all(isinstance(example, dict) for example in task.few_shot):
+        raise ValueError("few_shot should be a list of mappings with text and label.")
+    if not isinstance(task.label_map, dict):
+        raise ValueError("label_map should be a mapping from labels in the data to answer texts.")
+    for mapping in (task.label_map, *task.few_shot):
+        for item in (*mapping.keys(), *mapping.values()):
+            if not is_text(item):
+                raise ValueError(f"{item!r} is not text{quote}")
+
+
+def is_text(value: object) -> bool:
+    """Whether `value` is a string that UTF-8 can hold (half of a surrogate pair is not)."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False

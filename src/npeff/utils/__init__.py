@@ -1,0 +1,1 @@
+"""What every room uses: configs, errors, files, figures and tables."""

@@ -1,0 +1,202 @@
+"""`npeff reproduce`: recipes run end to end with a tiny model."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from npeff import cli
+from npeff.decompose import PaperConfig, SaeConfig
+from npeff.decompose.run import DecomposeConfig, open_decomposition
+from npeff.paper import costs
+from npeff.paper import reproduce as command
+from npeff.paper.reproduce import ReproduceConfig, reproduce
+from npeff.paper.similarity import ReducedRows
+from npeff.store.rows import ArrayRows
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.files import read_json
+from tests import tiny
+from tests.synthetic import make_run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with labelled texts under the name of a task."""
+    folder = tmp_path_factory.mktemp("data")
+    random, words = np.random.default_rng(0), " ".join(tiny.TEXTS).split()
+    with (folder / "sst2.csv").open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.writer(handle)
+        writer.writerow(["text", "label"])
+        for number in range(120):
+            chosen = random.choice(words, random.integers(3, 9))
+            writer.writerow([f"{number} {' '.join(chosen)}", ["negative", "positive"][number % 2]])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all recipes of this module work, so that they share their collection."""
+    return tmp_path_factory.mktemp("out")
+
+
+def run_recipe(table: str, data: Path, out: Path, model: Path, tasks: tuple[str, ...] = ("sst2",)) -> Path:
+    directory = reproduce(
+        ReproduceConfig(
+            table, scale=0.001, examples=("sst2=96",), tasks=tasks, data=str(data), out=str(out), model=str(model)
+        )
+    )
+    assert directory is not None
+    return directory
+
+
+def test_component_counts(data: Path, out: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = run_recipe("component-count", data, out, model_directory)
+    found = read_json(directory / "table.json")
+    cells = {(cell["row"], cell["column"]): cell for cell in found["cells"]}
+    assert {row for row, _ in cells} == {"32", "256"}, "other counts are the same at this scale"
+    assert {gap["what"] for gap in found["missing"]} == {f"sst2, components {n}" for n in (64, 512, 1024, 2048)}
+    cell = cells["256", "SST2 Recon-In"]
+    assert cell["paper"] == 0.43
+    assert 0 < cell["measured"] < cells["256", "SST2 Recon-Out"]["measured"] < 1
+    pair = found["settings"][cell["settings"]]
+    assert (pair["paper"]["components"], pair["here"]["components"]) == (256, 6)
+    assert (pair["paper"]["examples"], pair["here"]["examples"]) == (60_000, 96)
+    text = (directory / "table.md").read_text(encoding="utf-8")
+    assert "(0.43) |" in text
+    assert "96 (60000) | 6 (256)" in text
+    assert "CLINC150 Recon-In" not in text, "only sst2 was asked for"
+    assert directory.name == "scale-0.001_sst2=96_sst2"
+    assert text in capsys.readouterr().out
+    rows = list(csv.DictReader((directory / "table.csv").open(encoding="utf-8")))
+    assert len(rows) == 8
+    assert rows[0]["paper_examples"] == "60000"
+    assert (directory / "table.png").is_file()
+    assert (directory / "table.svg").is_file()
+
+
+def test_splits_and_what_is_done_is_not_done_again(data: Path, out: Path, model_directory: Path) -> None:
+    directory = run_recipe("splits-sst2", data, out, model_directory)
+    found = read_json(directory / "table.json")
+    (run,) = (Run.open(path) for path in (out / "runs").iterdir())
+    times = {path: path.stat().st_mtime_ns for path in run.path.rglob("*.safetensors")}
+    run_recipe("splits-sst2", data, out, model_directory)
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*.safetensors")} == times
+    assert read_json(directory / "table.json") == found
+    measured = [cell for cell in found["cells"] if cell["row"] != "mean"]
+    assert [cell["row"] for cell in measured] == ["32 → 128", "32 → 256", "128 → 256"]
+    assert [cell["paper"] for cell in measured] == [89.0, 85.6, 86.9]
+    assert [pair["here"]["components"] for pair in found["settings"]] == ["4 → 5", "4 → 6", "5 → 6", "all"]
+
+
+def test_texts_instead_of_numbers(data: Path, out: Path, model_directory: Path) -> None:
+    directory = run_recipe("top-examples", data, out, model_directory)
+    found = read_json(directory / "table.json")
+    assert found["cells"] == []
+    assert len(found["listings"]) == 4
+    assert all(len(listing["lines"]) == 4 for listing in found["listings"])
+    assert found["settings"][0]["here"]["examples"] == 96
+    assert not (directory / "table.png").exists()
+
+
+def test_costs_are_measured_once(data: Path, out: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = run_recipe("collection-time", data, out, model_directory)
+    found = read_json(directory / "table.json")
+    assert [cell["row"] for cell in found["cells"]] == ["PEF", "Gradient", "Activation"]
+    assert all(cell["measured"] > 0 for cell in found["cells"])
+    monkeypatch.setattr(costs, "estimate", None)
+    run_recipe("collection-time", data, out, model_directory)
+    assert read_json(directory / "table.json") == found
+
+
+def test_reduced_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ranks = [3, 0, 1, 2]
+    source = ArrayRows(torch.randn(6, 10, generator=generator), ranks)
+    reduced = ReducedRows(source, 2)
+    assert reduced.ranks.tolist() == [2, 0, 1, 2]
+    rows = reduced.read(0, 4)
+    assert rows.shape == (5, 10)
+    # the best two rows of the first example, at unit norm
+    whole = source.read(0, 1)
+    values, vectors = torch.linalg.eigh(whole.T @ whole)
+    best = (vectors[:, -2:] * values[-2:]) @ vectors[:, -2:].T
+    assert torch.allclose(rows[:2].T @ rows[:2], best / best.norm(), atol=1e-5)
+    assert torch.equal(torch.cat([reduced.read(0, 2), reduced.read(2, 4)]), rows)
+
+
+def test_people_are_needed_and_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(ReproduceConfig("human-evaluation", out=str(tmp_path / "out"))) is None
+    said = capsys.readouterr().out
+    assert "Needs people" in said
+    assert "(78)" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_recipes_one_after_another(
+    data: Path, tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["top-examples-sst2", "splits-sst2", "human-evaluation", "top-examples-yat"]
+    monkeypatch.setattr(command, "recipe_names", lambda: few)
+    page = run_recipe("all", data, tmp_path / "out", model_directory)
+    links = re.findall(r"\]\((.*)\)", page.read_text(encoding="utf-8"))
+    assert [link.split("/")[0] for link in links] == few[:2], "without people, and without other tasks"
+    assert all((page.parent / link).is_file() for link in links)
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(ReproduceConfig()) is None
+    whole = capsys.readouterr().out
+    assert reproduce(ReproduceConfig("tunings", list=True)) is None
+    assert capsys.readouterr().out == whole
+    assert "tunings-gpt2  (tab:appendix_gpt2_tunings)" in whole
+    assert "openai-community/gpt2-medium" in whole
+    assert "needs people" in whole
+    assert "What --scale does:" in whole
+
+
+def test_mistakes_are_told(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no yat\.jsonl"):
+        reproduce(ReproduceConfig("tunings", scale=0.01, data=str(data), out=str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists(), "told before any work"
+    with pytest.raises(UserError, match="is not a folder"):
+        reproduce(ReproduceConfig("tunings", data=str(tmp_path / "nowhere")))
+    with pytest.raises(UserError, match="has none of these tasks; it has sst2"):
+        reproduce(ReproduceConfig("icl", tasks=("yat",)))
+    for options in ({"scale": 0}, {"scale": 2}, {"examples": ("sst2",)}, {"examples": ("imdb=3",)}):
+        with pytest.raises(UserError):
+            ReproduceConfig("tunings", **options)  # type: ignore[arg-type]
+
+
+def test_the_command_line() -> None:
+    arguments = ["tunings", "--scale", "0.05", "--examples", "sst2=4000", "yat=1000", "--data", "folder"]
+    config = cli.parse("reproduce", "ReproduceConfig", "npeff.paper.reproduce", arguments)
+    assert config == ReproduceConfig("tunings", scale=0.05, examples=("sst2=4000", "yat=1000"), data="folder")
+    assert cli.parse("reproduce", "ReproduceConfig", "npeff.paper.reproduce", ["--list"]).list
+
+
+def test_cost_of_a_decomposition(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
+    options = PaperConfig(frozen_steps=20, joint_steps=30, frozen_rate=1e-3, joint_rate=1e-3)
+    config = DecomposeConfig(run=str(run.path), name="timed", components=4, solver="paper", paper=options)
+    found = costs._measure(config, torch.get_num_threads())
+    assert (found["frozen_steps"], found["joint_steps"], found["examples"]) == (19, 31, 90), "printed from step N1 on"
+    assert 0 < found["solver_seconds"] <= found["seconds"]
+    assert found["peak"] >= 0
+    saved = open_decomposition(run, "timed")
+    assert found["loss"] == pytest.approx(float(saved.residuals.mean()), rel=1e-5)
+    assert saved.config.solver == "paper"
+
+
+def test_a_step_of_the_autoencoder_is_one_of_its_optimiser(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
+    options = SaeConfig(top_k=2, sae_steps=400, sae_patience=500)
+    config = DecomposeConfig(run=str(run.path), name="timed", method="sae", components=4, tolerance=0, sae=options)
+    found = costs._measure(config, torch.get_num_threads())
+    assert found["steps"] == 400 // 50 + 1, "an entry of the history in 50 steps, and the final loss"
+    assert 0 < 400 * found["step_ms"] < 1000 * found["seconds"] * 2

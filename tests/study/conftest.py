@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from npeff.store.run import Run
+from npeff.study.make import MakeConfig, make
+from tests.synthetic import add_decomposition, make_run
+
+COMPONENTS = 12
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """300 examples, every tenth text a repetition, two decompositions."""
+    texts = [f"a review about subject {i - i % 10 if i % 10 == 1 else i} & more" for i in range(300)]
+    run = make_run(tmp_path_factory.mktemp("evalkit") / "run", texts, aside=[7, 70])
+    add_decomposition(run, "npeff", COMPONENTS)
+    add_decomposition(run, "clusters", COMPONENTS)
+    return run
+
+
+@pytest.fixture(scope="session")
+def made(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kit of both decompositions in two forms; tests write only beside it."""
+    out = tmp_path_factory.mktemp("kits") / "kit"
+    return make(MakeConfig(str(run.path), str(out), ("npeff", "clusters"), groups=10, forms=2, seed=3))

@@ -1,0 +1,402 @@
+"""The judge against `transformers serve` with a small model, and the client against servers that misbehave."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from npeff.explore.themes import Annotations
+from npeff.store.run import Run
+from npeff.study.answers import Answer, read_sheet
+from npeff.study.chat import Chat, chat_url
+from npeff.study.judge import JudgeConfig, judge, messages_for, parse
+from npeff.study.kit import read_key, read_kit
+from npeff.study.make import MakeConfig, make
+from npeff.study.score import ScoreConfig, score
+from npeff.utils.configs import replace
+from npeff.utils.errors import UserError
+from tests import tiny
+
+GROUPS = 4
+SECRET = "sk-very-secret-0123456789"
+
+# --- a server that does what it is told -------------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """What the server does: one action a request, then the last one for ever."""
+
+    actions: list[Callable[[BaseHTTPRequestHandler], None]]
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    url: str = ""
+
+
+def send(status: int, body: str | bytes, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def act(handler: BaseHTTPRequestHandler) -> None:
+        content = body.encode() if isinstance(body, str) else body
+        handler.send_response(status)
+        for name, value in {"Content_Length": str(len(content)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return act
+
+
+def say(text: str | None) -> Callable[[BaseHTTPRequestHandler], None]:
+    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    return send(200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage}))
+
+
+def hang_up(handler: BaseHTTPRequestHandler) -> None:
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def break_off(handler: BaseHTTPRequestHandler) -> None:
+    send(200, b'{"choi', Content_Length="500")(handler)
+    hang_up(handler)
+
+
+def never_answer(handler: BaseHTTPRequestHandler) -> None:
+    handler.connection.settimeout(5)
+    handler.rfile.read(1)  # until the other side gives up
+
+
+@contextmanager
+def serving(*actions: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[Told]:
+    told = Told(list(actions))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            told.requests.append({"path": self.path, "headers": dict(self.headers), "body": json.loads(body)})
+            self.close_connection = True
+            action = told.actions[min(len(told.requests), len(told.actions)) - 1]
+            action(self)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def handle(self) -> None:
+            with suppress(OSError):  # the client hung up
+                super().handle()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    told.url = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield told
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def kit(run: Run, tmp_path: Path) -> Path:
+    return make(MakeConfig(str(run.path), str(tmp_path / "kit"), ("npeff",), groups=GROUPS))
+
+
+def config(kit: Path, told: Told, **options: Any) -> JudgeConfig:
+    return JudgeConfig(str(kit), told.url, "org/a model", **{"wait": 0.0, **options})
+
+
+def test_every_group_is_asked_the_same_way_and_scored(
+    kit: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.open(shutil.copytree(run.path, tmp_path / "run"))  # other tests use the same one
+    replies = ["yes: numbers", "No.", "**Maybe**: about <films>", "I cannot tell."]
+    with serving(*map(say, replies)) as told:
+        path = judge(config(kit, told, save_labels=str(run.path)))
+    assert path == kit / "answers-judge-org-a-model.json"
+    shown = read_kit(kit)
+    for group, request in zip(shown.groups, told.requests, strict=True):
+        assert request["path"] == "/v1/chat/completions"
+        body = request["body"]
+        assert (body["model"], body["temperature"], body["max_tokens"]) == ("org/a model", 0.0, 1000)
+        assert body["messages"] == messages_for(shown, group.texts)
+        assert "Authorization" not in request["headers"]
+        talk = [message["content"] for message in body["messages"]]
+        assert [message["role"] for message in body["messages"]] == ["user", "assistant"] * 2 + ["user"]
+        assert all(text in talk[-1] for text in group.texts)
+        assert all(text in talk[0] for text in (*shown.preamble, *shown.samples[0].texts))
+        assert (talk[1], talk[3]) == ("yes: How to mend things that are broken.", "no")
+    sheet = read_sheet(path, shown)
+    assert sheet.answers == {1: Answer("yes", "numbers"), 2: Answer("no"), 3: Answer("maybe", "about <films>")}
+    assert (sheet.source, sheet.automatic) == ("judge:org/a model", True)
+    values = json.loads(path.read_text())
+    assert values["unread"] == {"4": "I cannot tell."}
+    out = capsys.readouterr().out
+    assert "4 requests: about" in out
+    assert "1 of 4 replies" in out
+    assert score(ScoreConfig(str(kit), (str(path),)))
+    assert "org/a model (automatic)" in capsys.readouterr().out
+    themes = [
+        entry.component
+        for entry in read_key(kit, shown).groups
+        if entry.component is not None and entry.number in (1, 3)
+    ]
+    for component in themes:
+        assert any(a.source == "judge:org/a model" for a in Annotations(run, "npeff").history(component))
+
+
+def test_a_stopped_judge_continues(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(say("yes: a"), say("yes: b"), send(500, "out of order")) as told:
+        with pytest.raises(UserError, match=r"3 tries.*500: out of order.*continues"):
+            judge(config(kit, told, retries=2))
+        assert len(told.requests) == 5
+        assert not (kit / "answers-judge-org-a-model.json").exists()
+        told.requests.clear()
+        told.actions = [say("no")]
+        assert judge(config(kit, told)) is not None
+        assert len(told.requests) == 2
+        assert "2 requests, 2 answered already" in capsys.readouterr().out
+        before = len(told.requests)
+        judge(config(kit, told))
+        assert len(told.requests) == before  # all is known
+        judge(config(kit, told, temperature=None))  # another question: asked anew
+        assert len(told.requests) == before + GROUPS
+        assert "temperature" not in told.requests[-1]["body"]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [send(429, "{}", Retry_After="0"), send(503, "busy"), send(500, b"\xff\x00"), hang_up, break_off, never_answer],
+)
+def test_a_busy_server_is_asked_again(kit: Path, trouble: Callable[[BaseHTTPRequestHandler], None]) -> None:
+    with serving(trouble, trouble, say("yes: a")) as told:
+        path = judge(config(kit, told, timeout=0.5))
+        assert path is not None
+        assert len(told.requests) == GROUPS + 2
+    assert set(read_sheet(path, read_kit(kit)).answers) == {1, 2, 3, 4}
+
+
+def test_waits_grow_and_follow_the_server() -> None:
+    waits: list[float] = []
+    with serving(send(429, "", Retry_After="17"), send(429, "", Retry_After="soon"), send(503, ""), say("no")) as told:
+        chat = Chat(told.url, "m", wait=1.0, sleep=waits.append)
+        assert chat.ask([{"role": "user", "content": "?"}]).tokens == {"prompt_tokens": 7, "completion_tokens": 2}
+        assert waits[0] == 17
+        assert 1.6 <= waits[1] <= 2.4
+        assert 3.2 <= waits[2] <= 4.8
+        told.requests.clear()
+        told.actions = [send(429, "", Retry_After="100000")]
+        with pytest.raises(UserError, match=r"3 tries"):
+            Chat(told.url, "m", retries=2, sleep=waits.append).ask([])
+        assert waits[3:] == [60, 60]
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (send(401, '{"error": {"message": "bad key"}}'), r"401: bad key\. Put a valid API key"),
+        (
+            send(404, '{"detail": "The model `m` does not exist"}'),
+            "does not exist.*does it have the model 'org/a model'",
+        ),
+        (send(400, '{"error": "temperature is not supported"}'), "add --temperature None"),
+        (send(422, "\x1b[31mred\x1b[0m\n" + "x" * 9999), r"422:  ?\[31mred.*…"),
+        (send(302, "", Location="http://192.0.2.1/"), "redirects are not followed"),
+        (send(200, "<html>hello</html>"), "not an OpenAI-compatible chat endpoint; it answered: <html>hello"),
+        (send(200, "{}"), "not an OpenAI-compatible"),
+        (send(200, '{"choices": []}'), "not an OpenAI-compatible"),
+        (send(200, '{"choices": [{"message": {"content": [1]}}]}'), "not an OpenAI-compatible"),
+        (send(200, "[" * 100_000), "not an OpenAI-compatible"),
+    ],
+)
+def test_what_no_retry_mends_is_said_at_once(
+    kit: Path, reply: Callable[[BaseHTTPRequestHandler], None], message: str
+) -> None:
+    with serving(reply) as told:
+        with pytest.raises(UserError, match=re.compile(message, re.DOTALL)) as raised:
+            judge(config(kit, told))
+        assert len(told.requests) == 1
+        assert str(raised.value).isprintable()
+
+
+def test_newer_models_name_the_limit_differently(kit: Path) -> None:
+    refusal = send(400, '{"error": {"message": "Use \'max_completion_tokens\' instead of \'max_tokens\'."}}')
+    with serving(refusal, say("no")) as told:
+        judge(config(kit, told, max_tokens=50))
+        assert len(told.requests) == GROUPS + 1
+        assert told.requests[-1]["body"]["max_completion_tokens"] == 50
+        assert "max_tokens" not in told.requests[-1]["body"]
+
+
+def test_nobody_listens(kit: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(UserError, match=r"Nothing listens at .*/v1/chat/completions"):
+        judge(JudgeConfig(str(kit), address, "m"))
+    with pytest.raises(UserError, match="Cannot reach"):
+        judge(JudgeConfig(str(kit), "http://no-such-host.invalid", "m"))
+
+
+def test_the_key_is_sent_and_never_kept(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    with serving(say("no"), send(500, f"no such key: {SECRET}")) as told:
+        with pytest.raises(UserError, match=r"no such key: \*\*\*") as raised:
+            judge(config(kit, told, key_env="JUDGE_KEY", retries=1))
+        told.requests.clear()
+        told.actions = [send(401, json.dumps({"error": {"message": f"Bearer {SECRET} is wrong"}}))]
+        with pytest.raises(UserError, match=r"Bearer \*\*\* is wrong") as refused:
+            judge(config(kit, told, key_env="JUDGE_KEY"))
+        assert told.requests[0]["headers"]["Authorization"] == f"Bearer {SECRET}"
+        told.actions = [say("no")]
+        judge(config(kit, told, key_env="JUDGE_KEY"))
+        assert SECRET not in repr(Chat(told.url, "m", SECRET))
+    out, err = capfd.readouterr()
+    assert SECRET not in out + err + str(raised.value) + str(refused.value)
+    for path in kit.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes()
+    monkeypatch.setenv("JUDGE_KEY", "two\nlines")
+    with pytest.raises(UserError, match="does not hold an API key"):
+        judge(config(kit, told, key_env="JUDGE_KEY"))
+    monkeypatch.delenv("JUDGE_KEY")
+    with pytest.raises(UserError, match=r"JUDGE_KEY.*not set"):
+        judge(config(kit, told, key_env="JUDGE_KEY"))
+
+
+def test_a_dry_run_asks_nothing(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert judge(JudgeConfig(str(kit), "http://127.0.0.1:9", "m", dry_run=True)) is None
+    characters = sum(len(m["content"]) for g in read_kit(kit).groups for m in messages_for(read_kit(kit), g.texts))
+    assert f"4 requests: about {characters // 4:,} tokens" in capsys.readouterr().out
+    assert not (kit / "judges").exists()
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("yes: About films.", Answer("yes", "About films.")),
+        ("  Maybe - sport", Answer("maybe", "sport")),
+        ("**Yes:** a *theme*", Answer("yes", "a theme")),
+        ("YES — dashes", Answer("yes", "dashes")),
+        ("no", Answer("no")),
+        ("No, they differ.", Answer("no")),
+        ('"yes"', Answer("yes")),
+        ("yes: a\nyes: b", Answer("yes", "a")),
+        ("<think>no, or is it\nyes: x</think>\n\nmaybe: y", Answer("maybe", "y")),
+        ("<think>no: never ends", None),
+        ("", None),
+        ("yesterday", None),
+        ("Yes and no", None),
+        ("The answer is yes: films", None),
+        ("nothing: here", None),
+    ],
+)
+def test_replies_are_read_not_guessed(reply: str, answer: Answer | None) -> None:
+    assert parse(reply) == answer
+
+
+def test_addresses() -> None:
+    whole = "http://h:8000/v1/chat/completions"
+    for given in ("http://h:8000", "http://h:8000/", "http://h:8000/v1", "http://h:8000/v1/", whole):
+        assert chat_url(given) == whole
+    assert chat_url("https://h/api/v3?x=1") == "https://h/api/v3/chat/completions?x=1"
+    for wrong in ("", "localhost:8000", "ftp://h", "http://", "http://h:port", "file:///etc/passwd", "http://h/a b"):
+        with pytest.raises(UserError, match="not an address"):
+            chat_url(wrong)
+    with pytest.raises(UserError, match="Leave the password out"):
+        chat_url("https://user:pass@h")
+
+
+def test_wrong_options(kit: Path) -> None:
+    good = JudgeConfig(str(kit), "http://h", "m")
+    for wrong in ({"model": " "}, {"max_tokens": 0}, {"timeout": 0.0}, {"retries": -1}, {"wait": -1.0}):
+        with pytest.raises(UserError):
+            replace(good, **wrong)
+
+
+# --- a real server with a real, if small, model -----------------------------------------------------------------------
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}="
+ANSWER = "yes: film"
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose next token depends on the last one alone: after "=" it gives one answer, and ends."""
+    tokenizer = tiny.tokenizer()
+    network = tiny.network("llama")
+    chain = tokenizer("=" + ANSWER)["input_ids"] + [tokenizer.eos_token_id]
+    assert len(set(chain)) == len(chain)
+    for layer in network.model.layers:
+        for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            torch.nn.init.zeros_(linear.weight)
+            torch.nn.init.zeros_(linear.bias)
+    torch.nn.init.ones_(network.model.norm.weight)
+    torch.nn.init.zeros_(network.lm_head.weight)
+    for last, following in pairwise(chain):
+        network.lm_head.weight[following] = torch.nn.functional.normalize(
+            network.model.embed_tokens.weight[last], dim=0
+        )
+    directory = tmp_path_factory.mktemp("chat")
+    network.config.max_position_embeddings = 8192
+    network.config.eos_token_id = network.generation_config.eos_token_id = tokenizer.eos_token_id
+    network.save_pretrained(directory)
+    chatty = copy.deepcopy(tokenizer)  # other tests use the same one
+    chatty.chat_template = TEMPLATE
+    chatty.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def served(chat_model: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = "from transformers.cli.transformers import main; main()"
+    command = [sys.executable, "-c", script, "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    log = chat_model / "server.log"
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
+        try:
+            for _ in range(1200):
+                assert process.poll() is None, log.read_text()
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                        break
+                except (urllib.error.URLError, OSError):
+                    time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def test_transformers_serve(served: str, chat_model: Path, kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = judge(JudgeConfig(str(kit), served, str(chat_model), max_tokens=20))
+    assert path is not None
+    sheet = read_sheet(path, read_kit(kit))
+    assert sheet.answers == {n: Answer("yes", "film") for n in range(1, GROUPS + 1)}
+    assert score(ScoreConfig(str(kit), (str(path),)))
+    assert "| 100% (2 of 2) |" in capsys.readouterr().out
+    reply = json.loads(next((kit / "judges").rglob("001.json")).read_text())
+    assert reply["tokens"]["prompt_tokens"] > 100
+    with pytest.raises(UserError):
+        judge(JudgeConfig(str(kit), served, "no/such-model", retries=0))

@@ -1,0 +1,218 @@
+"""What a kit shows, what it keeps apart, and that it comes out the same again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pypdf
+import pytest
+
+from npeff import cli
+from npeff.analyse.run import load_decomposition
+from npeff.store.run import Run
+from npeff.study.answers import Answer, Sheet, write_sheet
+from npeff.study.choose import Picked, deal
+from npeff.study.kit import read_key, read_kit
+from npeff.study.make import CUT, LONGEST, MakeConfig, make
+from npeff.study.preamble import about_task
+from npeff.study.score import ScoreConfig, score
+from npeff.tasks.task import BUILTIN, load_task
+from npeff.utils.errors import UserError
+from tests.synthetic import add_decomposition, make_run
+
+
+def test_groups_are_tops_of_components_or_random_texts(run: Run, made: Path) -> None:
+    kit, texts = read_kit(made), run.table["text"].to_pylist()
+    key = read_key(made, kit)
+    assert [group.number for group in kit.groups] == list(range(1, 21))
+    assert Counter(group.form for group in kit.groups) == {1: 10, 2: 10}
+    for form in (1, 2):
+        kinds = [key.groups[group.number - 1].decomposition for group in kit.of_form(form)]
+        assert kinds.count(None) == 5
+    counts = Counter(entry.decomposition for entry in key.groups)
+    assert counts == {None: 10, "npeff": 5, "clusters": 5}
+    components = [(entry.decomposition, entry.component) for entry in key.groups if entry.decomposition]
+    assert len(set(components)) == len(components)
+    tops: set[str] = set()
+    for entry, group in zip(key.groups, kit.groups, strict=True):
+        assert group.texts == tuple(texts[i] for i in entry.examples)
+        assert len(set(group.texts)) == 5
+        assert not {7, 70} & set(entry.examples)  # set aside
+        if entry.decomposition is not None:
+            tops |= set(group.texts)
+            scores = load_decomposition(run, entry.decomposition).scores().numpy()[:, entry.component]
+            # brute force: walk down the ranking, take a text the first time it comes
+            best: list[str] = []
+            for i in sorted(range(300), key=lambda i: (-scores[i], i)):
+                if scores[i] > 0 and texts[i] not in best:
+                    best.append(texts[i])
+            assert set(group.texts) == set(best[:5])
+    random = [
+        text
+        for entry, group in zip(key.groups, kit.groups, strict=True)
+        if entry.component is None
+        for text in group.texts
+    ]
+    assert len(set(random)) == len(random) == 50
+    assert not set(random) & tops
+
+
+def test_nothing_that_is_handed_out_tells_the_key(run: Run, made: Path) -> None:
+    handed = [path for path in made.iterdir() if path.is_file()]
+    names = {path.name for path in handed}
+    assert names == {"form-1.pdf", "form-2.pdf", "form-1.html", "form-2.html", "groups.json"}
+    assert {path.name for path in (made / "key").iterdir()} == {"key.json", "README.txt"}
+    for path in handed:
+        content = path.read_text(errors="replace")
+        if path.suffix == ".pdf":  # its pages are compressed
+            pdf = pypdf.PdfReader(path)
+            content += "".join(page.extract_text() for page in pdf.pages) + f"{pdf.get_fields()} {pdf.metadata}"
+        content = content.replace("npeff-evalkit:", "")
+        for hint in ("npeff-", "cluster", "component", "random", "seed", "fingerprint", str(run.path)):
+            assert hint not in content.lower(), (path, hint)
+    # programs see of a group its number, its form and its texts
+    values = json.loads((made / "groups.json").read_text())
+    assert set(values) == {"format", "kit", "preamble", "samples", "groups"}
+    assert all(set(group) == {"number", "form", "texts"} for group in values["groups"])
+
+
+def test_the_order_says_nothing() -> None:
+    """Over many seeds a component group comes first as often as last, and its best example at every place."""
+    tops = [Picked((0, 1, 2, 3, 4), "npeff", component) for component in range(2)]
+    controls = [Picked((5, 6, 7, 8, 9)), Picked((10, 11, 12, 13, 14))]
+    firsts, places = [], Counter[int]()
+    for seed in range(400):
+        dealt = deal(np.random.default_rng(seed), tops, controls, forms=1)
+        firsts.append(dealt[0][1].component is not None)
+        places.update(group.examples.index(0) for _, group in dealt if group.component is not None)
+    assert 160 < sum(firsts) < 240  # four standard deviations around one half
+    assert all(115 < places[place] < 205 for place in range(5))
+
+
+def test_the_same_command_gives_the_same_files(run: Run, made: Path, tmp_path: Path) -> None:
+    config = MakeConfig(str(run.path), str(tmp_path / "again"), ("npeff", "clusters"), groups=10, forms=2, seed=3)
+    again = make(config)
+    for path in (p for p in made.rglob("*") if p.is_file()):
+        assert (again / path.relative_to(made)).read_bytes() == path.read_bytes()
+    make(config)  # into the same place: completes it, changes nothing
+    other = MakeConfig(str(run.path), str(again), ("npeff",), seed=4)
+    with pytest.raises(UserError, match="something else"):
+        make(other)
+
+
+def test_a_sample_of_ones_own(run: Run, tmp_path: Path) -> None:
+    config = MakeConfig(
+        str(run.path), str(tmp_path / "kit"), ("npeff",), sample_component=2, sample_theme=" numbers ", groups=22
+    )
+    kit = read_kit(make(config))
+    key = read_key(tmp_path / "kit", kit)
+    themed, random = kit.samples
+    assert (themed.theme, themed.words, random.theme, random.words) == ("yes", "numbers", "no", "")
+    assert 2 not in {entry.component for entry in key.groups}
+    shown = {text for group in kit.groups for text in group.texts}
+    assert len(random.texts) == 5
+    assert not set(random.texts) & (shown | set(themed.texts))
+
+
+def test_long_and_further_texts(tmp_path: Path) -> None:
+    texts = [f"{i} {'word ' * 400}" for i in range(80)]
+    run = make_run(tmp_path / "run", texts)
+    add_decomposition(run, components=4)
+    kit = read_kit(make(MakeConfig(str(run.path), str(tmp_path / "kit"), groups=4)))
+    for group in kit.groups:
+        for text in group.texts:
+            assert text.endswith(CUT)
+            assert len(text) <= LONGEST
+
+
+def test_every_built_in_task_is_described() -> None:
+    for name in BUILTIN:
+        task = load_task(name)
+        said = about_task({"name": name, "prompt": task.prompt, "labels": list(task.labels)})
+        assert said.startswith("The texts are ")
+        assert "{" not in said
+        assert ("Politics & Government" in said) == (name == "yat")
+    own = about_task({"name": "tickets", "prompt": "Ticket: {text}\nUrgent:", "labels": ["Yes", "No"]})
+    assert "Ticket: [text] Urgent:" in own
+    assert "Yes, No" in own
+    assert "3 answers" not in about_task({"name": "q", "prompt": "{text}", "labels": []})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decomposition": ()}, "several decompositions.*clusters, npeff"),
+        ({"decomposition": ("nmf",)}, "no finished decomposition 'nmf'"),
+        ({"groups": 40}, "has 12 components with 5 distinct.*20 are needed"),
+        ({"size": 25, "groups": 12, "random_share": 0.9}, "11 control groups need 275 distinct texts"),
+        ({"sample_component": 99, "sample_theme": "x"}, "no component 99"),
+        ({"font": "absent.ttf"}, "Cannot use the font absent.ttf"),
+    ],
+)
+def test_what_cannot_be_made_is_said(run: Run, tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(MakeConfig(str(run.path), str(tmp_path / "kit"), **{"decomposition": ("npeff",), **options}))  # type: ignore[arg-type]
+    assert not (tmp_path / "kit").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"groups": 1},
+        {"size": 1},
+        {"forms": 0},
+        {"random_share": 0.0},
+        {"random_share": 1.0},
+        {"sample_component": 1},
+        {"sample_theme": "x"},
+        {"decomposition": ("a", "a")},
+        {"about": " "},
+        {"seed": -1},
+    ],
+)
+def test_wrong_options(options: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        MakeConfig("run", "out", **options)  # type: ignore[arg-type]
+
+
+def test_a_kit_that_was_changed_is_refused(run: Run, tmp_path: Path) -> None:
+    made = make(MakeConfig(str(run.path), str(tmp_path / "kit"), ("npeff",), groups=4))
+    content = (made / "groups.json").read_text()
+    (made / "groups.json").write_text(content.replace("subject", "object", 1))
+    with pytest.raises(UserError, match="was changed"):
+        read_kit(made)
+    (made / "groups.json").write_text("[]")
+    with pytest.raises(UserError, match="format"):
+        read_kit(made)
+    (made / "groups.json").write_text(content)
+    kit = read_kit(made)
+    key = (made / "key" / "key.json").read_text()
+    (made / "key" / "key.json").write_text(key.replace(kit.id, "0" * 12))
+    with pytest.raises(UserError, match="another kit"):
+        read_key(made, kit)
+    (made / "key" / "key.json").unlink()
+    with pytest.raises(UserError, match=r"no key/key\.json"):
+        read_key(made, kit)
+    with pytest.raises(UserError, match="not an evaluation kit"):
+        read_kit(tmp_path)
+
+
+def test_the_command_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "kit"
+    make_it = ["evalkit", "make", str(run.path), str(out), "--decomposition", "npeff", "--groups", "6"]
+    assert cli.main(make_it) == 0
+    kit = read_kit(out)
+    write_sheet(tmp_path / "ada.json", kit, Sheet("Ada", {1: Answer("yes", "numbers")}))
+    assert cli.main(["evalkit", "score", str(out), str(tmp_path / "ada.json")]) == 0
+    assert re.search(r"Ada \| npeff", capsys.readouterr().out)
+    assert cli.main(["evalkit", "score", str(out), str(tmp_path / "absent.json")]) == 2
+    assert "There is no file" in capsys.readouterr().err
+    assert cli.main(["evalkit", "judge", str(out), "--endpoint", "localhost", "--model", "m"]) == 2
+    assert "is not an address" in capsys.readouterr().err
+    with pytest.raises(UserError):
+        ScoreConfig(str(out), ())
+    assert score(ScoreConfig(str(out), (str(tmp_path / "ada.json"),))) == out / "results"
