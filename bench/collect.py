@@ -14,11 +14,15 @@ import torch
 from bench import entry
 from npeff.collect.batch import Collector
 from npeff.collect.capture import Capture
-from npeff.collect.directions import DirectionsConfig, projection, spectral
-from npeff.collect.sketch import Sketch, SketchConfig, make_sketch
+from npeff.collect.config import DirectionsConfig, SketchConfig
+from npeff.collect.directions import projection, spectral
+from npeff.collect.sketch.base import Sketch
+from npeff.collect.sketch.make import make_sketch
 from npeff.models.answers import AnswerModel, encode, resolve_answers
-from npeff.models.load import CapturedModule, LoadedModel, ModelConfig, Selection, load_model, select_parameters
-from npeff.tasks.data import DataConfig, load_dataset
+from npeff.models.config import ModelConfig
+from npeff.models.load import CapturedModule, LoadedModel, Selection, load_model, select_parameters
+from npeff.tasks.config import DataConfig
+from npeff.tasks.data import load_dataset
 from npeff.tasks.task import load_task
 
 TOKENS = 20

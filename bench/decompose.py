@@ -17,14 +17,16 @@ import pyarrow as pa
 import torch
 
 from bench import entry
-from npeff.collect.run import CollectConfig, collect
-from npeff.decompose import FitConfig, Npeff, PaperConfig
+from npeff.collect.config import CollectConfig
+from npeff.collect.run import collect
 from npeff.decompose.als import Als
 from npeff.decompose.blocks import Blocks
+from npeff.decompose.config import FitConfig, PaperConfig
 from npeff.decompose.initial import start_components
+from npeff.decompose.npeff import Npeff
 from npeff.store.rows import ArrayRows, RowSource
 from npeff.store.run import Run, Shard
-from npeff.tasks.data import DataConfig
+from npeff.tasks.config import DataConfig
 
 EXAMPLES = 1024
 COMPONENTS = 64

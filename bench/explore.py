@@ -16,7 +16,8 @@ import torch
 from playwright.sync_api import Page, Request, sync_playwright
 
 from bench import entry
-from npeff.decompose import FitConfig, create
+from npeff.decompose.config import FitConfig
+from npeff.decompose.methods import create
 from npeff.explore.export import export_site
 from npeff.store.run import Run
 from tests.browser import launch

@@ -18,16 +18,21 @@ import torch
 from torch import nn
 
 from bench import entry
-from npeff.collect.run import CollectConfig, Prepared, collect, prepare_run
-from npeff.collect.sketch import SketchConfig, make_sketch
-from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.collect.config import CollectConfig, SketchConfig
+from npeff.collect.run import collect
+from npeff.collect.session import Prepared, prepare_run, read_prompts
+from npeff.collect.sketch.make import make_sketch
+from npeff.decompose.config import DecomposeConfig
+from npeff.decompose.run import decompose
 from npeff.models.load import CapturedModule
-from npeff.perturb import Lifter, PerturbConfig, perturb
-from npeff.perturb.lift import read_prompts
+from npeff.perturb.config import PerturbConfig
+from npeff.perturb.lift import Lifter
 from npeff.perturb.row_weights import RowSums
+from npeff.perturb.run import perturb
 from npeff.perturb.sensing import THOROUGH, Scaled, planted_cosine
 from npeff.store.run import Run
-from npeff.tasks.data import DataConfig, load_dataset
+from npeff.tasks.config import DataConfig
+from npeff.tasks.data import load_dataset
 from npeff.tasks.task import load_task
 from npeff.utils.files import read_json, whole_file, write_json
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib
 import inspect
-import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from npeff.cli import COMMANDS
+from npeff.cli import COMMANDS, default_text, has_marker
+from npeff.utils.configs import field_docs
 
 Field = tuple[dataclasses.Field[Any], Any, str]
 
@@ -29,8 +25,7 @@ def write_commands(path: Path) -> None:
 
 def section(name: str) -> str:
     """A command's section, as Markdown; of a command with subcommands, one for each."""
-    module, kind, _, _ = COMMANDS[name]
-    config = getattr(importlib.import_module(module), kind)
+    config = COMMANDS[name].load_config()
     if isinstance(config, type):
         return _section(name, config)
     parts = [typing.get_args(part) for part in typing.get_args(config)]  # Annotated[config, its name]
@@ -50,39 +45,14 @@ def _section(name: str, config: Any) -> str:
 def own_fields(config: Any) -> Iterator[Field]:
     """The fields of a config that the command line shows, with type and help."""
     hints = typing.get_type_hints(config, include_extras=True)
-    helps = field_helps(config)
+    helps = field_docs(config)
     for field in dataclasses.fields(config):
-        if not _has_marker(hints[field.name], "Suppress"):
+        if not has_marker(hints[field.name], "Suppress"):
             yield field, hints[field.name], helps.get(field.name, "")
 
 
-def field_helps(config: Any) -> dict[str, str]:
-    """The docstrings under the fields of a class and of the classes it inherits from."""
-    helps: dict[str, str] = {}
-    for base in reversed(config.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for first, second in zip(tree.body, tree.body[1:], strict=False):
-            if (
-                isinstance(first, ast.AnnAssign)
-                and isinstance(first.target, ast.Name)
-                and isinstance(second, ast.Expr)
-                and isinstance(second.value, ast.Constant)
-            ):
-                helps[first.target.id] = " ".join(str(second.value.value).split())
-    return helps
-
-
 def is_positional(hint: Any) -> bool:
-    return _has_marker(hint, "Positional")
-
-
-def _has_marker(hint: Any, name: str) -> bool:
-    """Whether a type is annotated with one of tyro's markers."""
-    marked = typing.get_args(getattr(tyro.conf, name)[int])[1]
-    return typing.get_origin(hint) is typing.Annotated and marked in typing.get_args(hint)[1:]
+    return has_marker(hint, "Positional")
 
 
 def _rows(config: Any) -> Iterator[str]:
@@ -99,7 +69,7 @@ def _rows(config: Any) -> Iterator[str]:
             name = f"`--{option}`"
         choices = _choices(hint)
         shown = f"{text} ({choices})" if choices else text
-        yield f"| {name} | {_default(field)} | {_cell(shown)} |"
+        yield f"| {name} | {_code(default_text(field))} | {_cell(shown)} |"
 
 
 def _choices(hint: Any) -> str:
@@ -111,14 +81,8 @@ def _choices(hint: Any) -> str:
     return ""
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING or field.default in (None, ()):
-        return ""
-    if isinstance(field.default, bool):
-        return "on" if field.default else "off"
-    if isinstance(field.default, tuple):
-        return f"`{' '.join(map(str, field.default))}`"
-    return f"`{field.default}`"
+def _code(text: str) -> str:
+    return text if text in ("", "on", "off") else f"`{text}`"
 
 
 def _usage(field: dataclasses.Field[Any]) -> str:

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from npeff.decompose import FitConfig, create, kind_of
+from npeff.decompose.config import FitConfig
+from npeff.decompose.methods import create, kind_of
 from npeff.store.run import Run
 
 LABELS = ["Negative", "Positive"]

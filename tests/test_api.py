@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import npeff
-from npeff.collect.run import CollectConfig, collect
-from npeff.decompose import load
+from npeff.collect.config import CollectConfig
+from npeff.collect.run import collect
+from npeff.decompose.methods import load
 from npeff.utils.configs import from_options
 from npeff.utils.errors import UserError
 
@@ -109,7 +110,7 @@ def test_probed_texts_of_the_run_have_their_own_coefficients(run):
 
 
 def test_a_lifted_component_has_the_component_as_its_sketch(run):
-    from npeff.collect.run import prepare_run
+    from npeff.collect.session import prepare_run
 
     vector = npeff.lift_component(run, 1, "npeff", direction="plain", top=4, random=8)
     assert sum(float(part.square().sum()) for part in vector.values()) == pytest.approx(1, abs=1e-4)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from npeff.analyse.telling import telling
-from npeff.demo import DemoConfig, demo
+from npeff.config import DemoConfig
+from npeff.demo import demo
 from npeff.utils.errors import UserError
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from npeff.analyse.config import ProbeConfig
+from npeff.analyse.probe import probe
 from npeff.cli import main
-from npeff.collect.check import CheckConfig, check
-from npeff.decompose import load
-from npeff.decompose.probe import ProbeConfig, probe
+from npeff.collect.check import check
+from npeff.collect.config import CheckConfig
+from npeff.decompose.methods import load
 from npeff.store.run import Run
 
 

@@ -9,7 +9,8 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from npeff.models.load import LoadedModel, ModelConfig
+from npeff.models.config import ModelConfig
+from npeff.models.load import LoadedModel
 
 TEXTS = [
     "a film of great charm and wit",

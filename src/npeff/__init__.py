@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from npeff.utils.version import __version__
 
 if TYPE_CHECKING:
     from npeff.api import (

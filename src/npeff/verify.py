@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from tqdm import tqdm
 
-from npeff.collect.run import collect_shards, final_table, load_prompts, prepare_run, tokenize
+from npeff.collect.run import collect_shards, final_table
+from npeff.collect.session import load_prompts, prepare_run, tokenize
+from npeff.config import VerifyConfig
 from npeff.explore.damage import damaged_results
-from npeff.store.run import Run, Shard, inputs_hash, inputs_of
+from npeff.store.examples import inputs_hash, inputs_of
+from npeff.store.run import Run, Shard
 from npeff.tasks.data import Dataset
 from npeff.utils.errors import UserError
-from npeff.utils.locks import only_one
-
-
-@dataclass(frozen=True)
-class VerifyConfig:
-    """Check the files of a run by their hashes, name the damaged ones, and collect shards and table again.
-
-    Results are checked too: decompositions, analyses, perturbations and labels. Of those it only says what to do.
-    """
-
-    run: tyro.conf.Positional[str]
-    """Run directory."""
-    repair: bool = True
-    """Collect damaged shards again; without, only name them (exit code 2 if there are any)."""
+from npeff.utils.files import only_one
 
 
 def verify(config: VerifyConfig) -> list[str]:

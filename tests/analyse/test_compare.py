@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from npeff import cli
-from npeff.analyse.compare import CompareConfig, compare, markdown
-from npeff.decompose import METHODS, SaeConfig
+from npeff.analyse.compare import compare, markdown
+from npeff.analyse.config import CompareConfig
+from npeff.decompose.config import METHODS, SaeConfig
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, write_json
 from tests.synthetic import make_run
@@ -65,7 +66,5 @@ def test_the_best_lnp_is_bold_and_the_second_underlined() -> None:
 
 
 def test_the_command_line() -> None:
-    config = cli.parse(
-        "compare", "CompareConfig", "npeff.analyse.compare", ["runs/x", "--methods", "npeff", "sae", "--top-k", "8"]
-    )
+    config = cli.parse("compare", ["runs/x", "--methods", "npeff", "sae", "--top-k", "8"])
     assert config == CompareConfig("runs/x", ("npeff", "sae"), sae=SaeConfig(top_k=8))

@@ -16,10 +16,12 @@ import torch
 from npeff.analyse import matching
 from npeff.analyse import relations as module
 from npeff.analyse.relations import Member, Relations, chains, choose_pairs, read_members, relate
-from npeff.analyse.run import load_decomposition
-from npeff.decompose import FitConfig, create
+from npeff.decompose.config import FitConfig
+from npeff.decompose.methods import create
+from npeff.decompose.run import open_decomposition
+from npeff.explore.config import ExportConfig
 from npeff.explore.evidence import digests, heat_map
-from npeff.explore.export import ExportConfig, export
+from npeff.explore.export import export
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.explore.test_export import data
@@ -82,7 +84,7 @@ def test_a_pair_equals_brute_force(
     monkeypatch.setattr(module, "_ROWS", 7)  # several chunks
     monkeypatch.setattr(module, "_COLUMNS", 5)
     found = module.compare_tensors(*read_members(run, [one, other]))
-    first, second = (load_decomposition(run, name) for name in (one, other))
+    first, second = (open_decomposition(run, name) for name in (one, other))
     W = cosines(first.coefficients.numpy(), second.coefficients.numpy())
     H = cosines(first.components.T.numpy(), second.components.T.numpy())
     pairs = found["matched"]
@@ -143,7 +145,7 @@ def test_the_nearest_are_related_and_never_too_many() -> None:
 def test_component_pages_have_matches_parents_and_splits(run: Run, site: Path) -> None:
     names = [d["name"] for d in data(site, "run")["decompositions"]]
     numbers = {name: names.index(name) for name in names}
-    W = {name: load_decomposition(run, name).coefficients.numpy() for name in names}
+    W = {name: open_decomposition(run, name).coefficients.numpy() for name in names}
     texts = [f"text {i}" for i in range(EXAMPLES)]
 
     def entries(name: str, j: int) -> dict[str, Any]:
@@ -181,7 +183,7 @@ def test_the_overview_has_stability_and_pairs(run: Run, site: Path) -> None:
     assert [[names[n] for n in chain] for chain in about["chains"]] == [["a", "c"]]
     assert [d["seed"] for d in about["decompositions"]][names.index("b")] == 1
     assert len(about["pairs"]) == 10
-    W = {name: load_decomposition(run, name).coefficients.numpy() for name in ("a", "b")}
+    W = {name: open_decomposition(run, name).coefficients.numpy() for name in ("a", "b")}
     between = cosines(W["a"], W["b"])
     matched = best_matching(between)
     stability = data(site, f"{names.index('a')}/components")["stability"]
@@ -295,7 +297,7 @@ def test_the_page_is_made_again_when_perturbations_or_decompositions_change(
     export(config)
     assert len(data(site, f"{number}/component/1")["perturbations"]) == 1
     # results of a decomposition that is no longer there are not those of the new one
-    saved = load_decomposition(run, "npeff-4-1")
+    saved = open_decomposition(run, "npeff-4-1")
     saved.save(run.path / "decompositions/npeff-4-0")
     export(config)
     assert data(site, f"{number}/component/1")["perturbations"] == []

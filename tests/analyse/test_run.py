@@ -13,7 +13,9 @@ import torch
 
 from npeff import cli
 from npeff.analyse import report
-from npeff.analyse.run import AnalyseConfig, analyse, load_decomposition, summarise
+from npeff.analyse.config import AnalyseConfig
+from npeff.analyse.run import analyse, summarise
+from npeff.decompose.run import open_decomposition
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
@@ -48,7 +50,7 @@ def test_all_files_are_written_and_can_be_read(run: Run) -> None:
 def test_numbers_equal_a_plain_computation(run: Run) -> None:
     analyse(AnalyseConfig(str(run.path), "npeff", top=8))
     found = read(run, "npeff")
-    W = load_decomposition(run, "npeff").coefficients.numpy()
+    W = open_decomposition(run, "npeff").coefficients.numpy()
     table = run.table.to_pylist()
     tuned = 0
     for component in found["component"]:
@@ -73,7 +75,7 @@ def test_numbers_equal_a_plain_computation(run: Run) -> None:
 
 def test_clusters_rank_by_proximity_to_the_centroid(run: Run) -> None:
     analyse(AnalyseConfig(str(run.path), "clusters", top=4))
-    clusters = load_decomposition(run, "clusters")
+    clusters = open_decomposition(run, "clusters")
     gradients = run.source("gradient")
     rows = torch.zeros(90, 16)
     rows[torch.from_numpy(gradients.ranks > 0)] = torch.nn.functional.normalize(gradients.read(0, 90), dim=1)
@@ -95,7 +97,7 @@ def test_an_svd_has_three_orderings(run: Run) -> None:
 
 def test_shares_of_an_example_add_up_to_what_is_explained(run: Run) -> None:
     analyse(AnalyseConfig(str(run.path), "svd-gradients", top=8))
-    W = load_decomposition(run, "svd-gradients").coefficients
+    W = open_decomposition(run, "svd-gradients").coefficients
     for component in read(run, "svd-gradients")["component"]:
         for ordering in component["orderings"]:
             squares = W[ordering["top"], component["number"]].square().tolist()
@@ -130,7 +132,7 @@ def test_without_labels(tmp_path: Path, task_labels: list[str]) -> None:
     add_decomposition(run)
     analyse(AnalyseConfig(str(run.path)))
     found = read(run, "npeff")
-    assert found["labels"] is None
+    assert found["themes"] is None
     assert found["tunings"]["label"] is None
     assert found["tunings"]["lnp"] is None
     assert found["tunings"]["prediction"]["of"] == 6 - found["left_out"]
@@ -183,9 +185,7 @@ def test_a_run_without_decompositions(tmp_path: Path) -> None:
 
 
 def test_the_command_line(run: Run) -> None:
-    config = cli.parse(
-        "analyse", "AnalyseConfig", "npeff.analyse.run", [str(run.path), "--name", "npeff", "--top", "4", "--unique"]
-    )
+    config = cli.parse("analyse", [str(run.path), "--name", "npeff", "--top", "4", "--unique"])
     assert config == AnalyseConfig(str(run.path), "npeff", 4, True)
     with pytest.raises(UserError):
         AnalyseConfig("run", top=1)
@@ -194,5 +194,5 @@ def test_the_command_line(run: Run) -> None:
 def test_summaries_are_plain_json(run: Run) -> None:
     from npeff.analyse.run import read_examples
 
-    found = summarise("npeff", load_decomposition(run, "npeff"), read_examples(run), AnalyseConfig("run"))
+    found = summarise("npeff", open_decomposition(run, "npeff"), read_examples(run), AnalyseConfig("run"))
     assert json.loads(json.dumps(found, allow_nan=False)) == found

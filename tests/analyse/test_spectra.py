@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from npeff.analyse import spectra as module
-from npeff.analyse.spectra import SpectraConfig, eigenvalues, spectra, summarise
+from npeff.analyse.config import SpectraConfig
+from npeff.analyse.spectra import eigenvalues, spectra, summarise
 from npeff.store.rows import ArrayRows
 from npeff.utils.files import read_json
 from tests.synthetic import make_run

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from npeff import cli
-from npeff.analyse.stability import StabilityConfig, stability
+from npeff.analyse.config import StabilityConfig
+from npeff.analyse.stability import stability
 from npeff.analyse.stability_report import grow_tree, tree_markdown, write
-from npeff.decompose import load
 from npeff.decompose.config import Method
+from npeff.decompose.methods import load
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json

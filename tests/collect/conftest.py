@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from npeff.collect.run import CollectConfig
-from npeff.collect.sketch import SketchConfig
-from npeff.models.load import ModelConfig
-from npeff.tasks.data import DataConfig
+from npeff.collect.config import CollectConfig, SketchConfig
+from npeff.models.config import ModelConfig
+from npeff.tasks.config import DataConfig
 
 
 @pytest.fixture

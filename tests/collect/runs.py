@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from npeff.collect.run import CollectConfig
+from npeff.collect.config import CollectConfig
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.files import sha256
 

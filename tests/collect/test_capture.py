@@ -8,7 +8,8 @@ import transformers as hf
 from torch import nn
 
 from npeff.collect.capture import Capture
-from npeff.collect.sketch import SketchConfig, make_sketch
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch.make import make_sketch
 from npeff.models.answers import AnswerModel, encode, resolve_answers
 from npeff.models.load import select_parameters
 from npeff.tasks.task import Task

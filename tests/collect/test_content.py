@@ -7,9 +7,11 @@ import pytest
 import torch
 import yaml
 
-from npeff.collect.directions import DirectionsConfig
-from npeff.collect.run import CollectConfig, collect, collect_texts
-from npeff.models.load import ModelConfig, load_model
+from npeff.collect.config import CollectConfig, DirectionsConfig
+from npeff.collect.run import collect
+from npeff.collect.session import collect_texts
+from npeff.models.config import ModelConfig
+from npeff.models.load import load_model
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
 from tests import tiny
@@ -22,7 +24,7 @@ def test_a_run_holds_what_plain_autograd_finds(config, model_directory):
     model = load_model(ModelConfig(model=str(model_directory)))
     rows, gradients, activations = run.source("fisher"), run.source("gradient"), run.source("activation")
     ids = [model.tokenizer(f" {label}").input_ids[0] for label in ("Negative", "Positive")]
-    from npeff.collect.sketch import make_sketch
+    from npeff.collect.sketch.make import make_sketch
     from npeff.models.load import select_parameters
 
     selection = select_parameters(model.network)
@@ -125,7 +127,7 @@ def test_vocabulary_answers(config, tmp_path):
 
 def test_many_directions_of_many_answers_make_smaller_batches(config, monkeypatch):
     from npeff.collect.run import batch as collector
-    from npeff.collect.run import load_prompts, prepare
+    from npeff.collect.session import load_prompts, prepare
 
     values = to_dict(config)
     values["data"] |= {"task": "triviaqa", "text_column": "text"}

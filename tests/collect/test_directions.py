@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from npeff.collect.config import DirectionsConfig, parse_directions
 from npeff.collect.directions import (
     DENSE_ANSWERS,
-    DirectionsConfig,
     combine_to_predicted,
     make_directions,
     most_rows,
-    parse_directions,
     predicted,
     projection,
     reduce_rank,

@@ -10,9 +10,10 @@ import yaml
 
 from npeff.cli import main
 from npeff.collect.run import collect
+from npeff.config import VerifyConfig
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
-from npeff.verify import VerifyConfig, verify
+from npeff.verify import verify
 from tests import tiny
 from tests.collect.runs import arguments, shard_hashes, with_run
 
@@ -191,7 +192,7 @@ def test_an_edited_config_is_not_mixed_in(config, capsys):
 
 
 def test_two_writers(config, capsys):
-    from npeff.utils.locks import only_one
+    from npeff.utils.files import only_one
 
     with only_one(Path(config.run)):
         refuse(arguments(config), capsys, "Another process")

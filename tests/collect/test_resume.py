@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from npeff.cli import main
-from npeff.collect.run import CollectConfig, collect
+from npeff.collect.config import CollectConfig
+from npeff.collect.run import collect
+from npeff.config import VerifyConfig
 from npeff.store.run import Run
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
-from npeff.verify import VerifyConfig, verify
+from npeff.verify import verify
 from tests.collect.runs import arguments, shard_hashes, with_run
 
 

@@ -4,9 +4,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npeff.decompose.blocks import Blocks, chunks, leading_directions, pef_norms, pick_device, share
+from npeff.decompose.blocks import Blocks, chunks, leading_directions, pef_norms, share
 from npeff.store.rows import ArrayRows
 from npeff.store.subset import SubsetRows, hold_out
+from npeff.utils.device import choose_device
 from npeff.utils.errors import UserError
 from tests.decompose.reference import pefs, ragged
 
@@ -91,4 +92,4 @@ def test_held_out_examples_depend_on_the_seed_only():
 
 def test_refuses_a_device_that_is_not_there():
     with pytest.raises(UserError, match="Cannot compute on device 'nonsense'"):
-        pick_device("nonsense")
+        choose_device("nonsense")

@@ -12,7 +12,8 @@ import sys
 import numpy as np
 import torch
 
-from npeff.decompose import FitConfig, create
+from npeff.decompose.config import FitConfig
+from npeff.decompose.methods import create
 from npeff.store.rows import ArrayRows
 
 torch.set_num_threads(1)

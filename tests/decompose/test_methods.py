@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from npeff.decompose import METHODS, Clusters, FitConfig, GradientSvd, Npeff, Sae, SaeConfig, create, load
+from npeff.decompose.clusters import Clusters
+from npeff.decompose.config import METHODS, FitConfig, SaeConfig
+from npeff.decompose.methods import create, load
+from npeff.decompose.npeff import Npeff
+from npeff.decompose.sae import Sae
+from npeff.decompose.svd import GradientSvd
 from npeff.store.rows import ArrayRows
 from npeff.utils.errors import UserError
 from tests.decompose.reference import planted

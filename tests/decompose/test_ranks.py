@@ -11,7 +11,8 @@ WORKER = """
 import sys
 import torch
 from npeff.utils import distributed
-from npeff.decompose import FitConfig, PaperConfig, SaeConfig, create
+from npeff.decompose.config import FitConfig, PaperConfig, SaeConfig
+from npeff.decompose.methods import create
 from npeff.decompose.checkpoint import Checkpoint
 from tests.decompose.reference import planted
 from safetensors.torch import save_file

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from npeff.decompose import FitConfig, PaperConfig, SaeConfig, create
 from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.config import FitConfig, PaperConfig, SaeConfig
 from npeff.decompose.history import History
+from npeff.decompose.methods import create
 from npeff.store.rows import ArrayRows
 from tests.decompose.reference import planted
 

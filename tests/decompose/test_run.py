@@ -8,10 +8,12 @@ import torch
 
 from npeff import cli
 from npeff.analyse import sweep as sweeping
-from npeff.analyse.sweep import Row, SweepConfig, advice, held_out_tunings, sweep
-from npeff.decompose import FitConfig, load
-from npeff.decompose.probe import ProbeConfig, probe
-from npeff.decompose.run import DecomposeConfig, decompose, fit, open_decomposition
+from npeff.analyse.config import ProbeConfig, SweepConfig
+from npeff.analyse.probe import probe
+from npeff.analyse.sweep import Row, advice, held_out_tunings, sweep
+from npeff.decompose.config import DecomposeConfig, FitConfig
+from npeff.decompose.methods import load
+from npeff.decompose.run import decompose, fit, open_decomposition
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -219,7 +221,7 @@ def test_probe_prints_the_components_of_a_text(method, run, monkeypatch, capsys)
         fitted.kind: source.read(7, 8),
     }
     monkeypatch.setattr(
-        "npeff.collect.run.collect_texts", lambda run, texts: (ArrayRows(source.read(7, 8), [source.ranks[7]]), found)
+        "npeff.analyse.probe.collect_texts", lambda run, texts: (ArrayRows(source.read(7, 8), [source.ranks[7]]), found)
     )
     [result] = probe(ProbeConfig(run=str(run.path), texts=("anew",), top=2))
     said = capsys.readouterr().out

@@ -47,12 +47,12 @@ _DONE: set[tuple[str, ...]] = set()
 
 NOT_RUN = {
     r"npeff explore": "serves until it is stopped; tests/explore drives it",
-    r"npeff reproduce all": "takes minutes at any scale; tests/reproduce runs it with few recipes",
-    r"npeff reproduce tab:icl": "its prompts are longer than the tiny model takes; tests/icl has shorter ones",
+    r"npeff reproduce all": "takes minutes at any scale; tests/paper runs it with few recipes",
+    r"npeff reproduce tab:icl": "its prompts are longer than the tiny model takes; tests/paper has shorter ones",
     r"npeff perturb .*--way sensing": "needs a sketch of 16,384 numbers; tests/perturb runs it",
     r"npeff (push|pull) .*hf://": "needs the Hub; tests/share runs it against a local one",
-    r"npeff evalkit score": "needs forms that were filled in; tests/evalkit fills some",
-    r"npeff evalkit judge": "needs a server with a language model; tests/evalkit runs it against a local one",
+    r"npeff study score": "needs forms that were filled in; tests/study fills some",
+    r"npeff study judge": "needs a server with a language model; tests/study runs it against a local one",
 }
 """Commands that are only parsed, and why."""
 
@@ -67,7 +67,7 @@ PYTHON_STANDS_FOR = {
 """In Python blocks."""
 
 PYTHON_NOT_RUN = {
-    "reproduce(": "takes minutes at any scale; tests/reproduce runs recipes",
+    "reproduce(": "takes minutes at any scale; tests/paper runs recipes",
 }
 
 
@@ -125,7 +125,6 @@ def check_npeff(command: list[str], sandbox: Sandbox, made: set[str]) -> None:
         assert main([name]) == 0
         return
     assert name in COMMANDS, in_words(command)
-    module, kind, _, _ = COMMANDS[name]
     path = ""
     for argument in arguments:  # what a command reads must be there before it is parsed
         if argument == "RUN" or re.fullmatch(r"runs/[\w-]+(/.*)?", argument):
@@ -135,7 +134,7 @@ def check_npeff(command: list[str], sandbox: Sandbox, made: set[str]) -> None:
                 sandbox.provide_run(path)
             if new:
                 made.add(path)
-    parse(name, kind, module, arguments)
+    parse(name, arguments)
     if any(re.match(pattern, in_words(command)) for pattern in NOT_RUN):
         return
     small = [str(sandbox.model) if word in MODELS else STANDS_FOR.get(word, word) for word in arguments]

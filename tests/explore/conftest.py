@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from npeff.collect.run import CollectConfig, collect
-from npeff.collect.sketch import SketchConfig
-from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.models.load import ModelConfig
-from npeff.perturb import PerturbConfig, perturb
+from npeff.collect.config import CollectConfig, SketchConfig
+from npeff.collect.run import collect
+from npeff.decompose.config import DecomposeConfig
+from npeff.decompose.run import decompose
+from npeff.models.config import ModelConfig
+from npeff.perturb.config import PerturbConfig
+from npeff.perturb.run import perturb
 from npeff.store.run import Run
-from npeff.tasks.data import DataConfig
+from npeff.tasks.config import DataConfig
 
 
 @pytest.fixture(scope="session")

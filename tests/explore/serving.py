@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 
-from npeff.analyse.run import finished_decompositions
-from npeff.collect.run import CollectConfig, collect
-from npeff.collect.sketch import SketchConfig
-from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.collect.config import CollectConfig, SketchConfig
+from npeff.collect.run import collect
+from npeff.decompose.config import DecomposeConfig
+from npeff.decompose.run import decompose
 from npeff.explore.api import Api
 from npeff.explore.export import export_site
 from npeff.explore.server import make_server
-from npeff.models.load import ModelConfig
+from npeff.models.config import ModelConfig
+from npeff.store.layout import decomposition_names
 from npeff.store.run import Run
-from npeff.tasks.data import DataConfig
+from npeff.tasks.config import DataConfig
 
 NAME = "npeff-5-0"
 
@@ -54,7 +55,7 @@ def collect_tiny(path: Path, model: Path, data: Path, task: str = "sst2") -> Run
 def serving(run: Run) -> Iterator[int]:
     """Serve a run from this process; gives the port."""
     export_site(run, run.path / "site")
-    server = make_server(run.path / "site", api=Api(run, finished_decompositions(run)))
+    server = make_server(run.path / "site", api=Api(run, decomposition_names(run.path)))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npeff.analyse import matrix
-from npeff.analyse.run import load_decomposition
+from npeff.decompose.run import open_decomposition
 from npeff.explore.openapi import OPENAPI
 from npeff.explore.themes import Annotations
 from npeff.store.run import Run
@@ -304,7 +304,7 @@ def test_a_text_of_the_run_has_its_own_coefficients_and_answers(tiny_run: Run) -
         assert status == 200
         assert fits(documented("/api/try", "POST", 200), found)
         assert send(port, "GET", f"/api/state?decomposition={NAME}")[1]["model"] == {"state": "ready", "message": ""}
-    fitted = load_decomposition(tiny_run, NAME)
+    fitted = open_decomposition(tiny_run, NAME)
     shares = matrix.shares(fitted.coefficients, matrix.overlap(fitted.components, "npeff"))  # type: ignore[arg-type]
     stored = tiny_run.tensor("probabilities")
     for i in range(2):
@@ -366,6 +366,6 @@ def test_open_questions_with_further_columns(tmp_path: Path, model_directory: Pa
     assert max(first) == pytest.approx(run.table["probability"][0].as_py(), rel=1e-3)
     assert all(row.count(None) == len(row) - 8 for row in found["probabilities"])  # the 8 most likely tokens are known
     assert found["coefficients"][0] != found["coefficients"][1]
-    fitted = load_decomposition(run, NAME)
+    fitted = open_decomposition(run, NAME)
     for j, value in zip(found["components"], found["coefficients"][0], strict=True):
         assert value == pytest.approx(float(fitted.coefficients[0, j]), rel=1e-2, abs=1e-2)

@@ -14,8 +14,9 @@ import pytest
 from matplotlib.image import imread
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from npeff.analyse.run import load_decomposition
-from npeff.explore.export import ExportConfig, export
+from npeff.decompose.run import open_decomposition
+from npeff.explore.config import ExportConfig
+from npeff.explore.export import export
 from npeff.explore.server import make_server
 from npeff.store.run import Run
 from tests.browser import show, watched
@@ -160,7 +161,7 @@ def test_a_component_without_a_parent(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_the_split_tree(browser: Browser, site: Path, perturbed: Run) -> None:
-    coarse, fine = (load_decomposition(perturbed, name).coefficients for name in ("npeff-4-0", "npeff-8-0"))
+    coarse, fine = (open_decomposition(perturbed, name).coefficients for name in ("npeff-4-0", "npeff-8-0"))
     normal = [W / W.norm(dim=0) for W in (coarse, fine)]
     parents = (normal[0].T @ normal[1]).argmax(dim=0).tolist()
     with watched(browser) as page:

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npeff.analyse.run import AnalyseConfig, analyse, load_decomposition
+from npeff.analyse.config import AnalyseConfig
+from npeff.analyse.run import analyse
 from npeff.analyse.tunings import Classes, Examples
+from npeff.decompose.run import open_decomposition
 from npeff.explore import export as module
-from npeff.explore.export import ExportConfig, export
+from npeff.explore.config import ExportConfig
+from npeff.explore.export import export
 from npeff.explore.pages import cross_table, histogram
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -59,7 +62,7 @@ def test_every_example_is_in_its_block(site: Path) -> None:
 
 
 def test_a_component_page_lists_top_and_bands_in_order(run: Run, site: Path) -> None:
-    W = load_decomposition(run, "npeff").coefficients.numpy()
+    W = open_decomposition(run, "npeff").coefficients.numpy()
     for j in range(6):
         page = data(site, f"0/component/{j}")
         (ordering,) = page["orderings"]
@@ -77,7 +80,7 @@ def test_a_component_page_lists_top_and_bands_in_order(run: Run, site: Path) -> 
 
 
 def test_an_example_says_what_explains_it(run: Run, site: Path) -> None:
-    npeff = load_decomposition(run, "npeff")
+    npeff = open_decomposition(run, "npeff")
     block = data(site, "0/examples/1")
     for at in range(len(block["used"])):
         i = 256 + at
@@ -156,7 +159,7 @@ def test_the_cross_table_counts_every_example_once() -> None:
     names = [str(i) for i in range(30)]
     examples = Examples(Classes(predictions, names), Classes(labels, names), np.arange(6), np.ones(6, bool))
     found = cross_table(np.array([5, 0, 2, 3, 1]), 3, examples)
-    assert found["labels"] == ["0", "1", "no label"]
+    assert found["themes"] == ["0", "1", "no label"]
     assert found["predictions"] == ["9", "8"]
     assert found["top"] == [[2, 0], [1, 0], [0, 0]]
     assert found["active"] == [[2, 1], [1, 0], [1, 0]]
@@ -167,7 +170,7 @@ def test_rare_classes_are_put_together() -> None:
     classes = Classes(codes, [f"class {i}" for i in codes])
     examples = Examples(classes, Classes(np.full(40, -1), []), codes, np.ones(40, bool))
     found = cross_table(codes, 16, examples)
-    assert found["labels"] is None
+    assert found["themes"] is None
     assert found["predictions"] == [f"class {i}" for i in range(8)] + ["other"]
     assert found["active"] == [[1] * 8 + [32]]
 

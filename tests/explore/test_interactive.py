@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from npeff.explore.export import ExportConfig, export
+from npeff.explore.config import ExportConfig
+from npeff.explore.export import export
 from npeff.explore.themes import Annotations
 from npeff.store.run import Run
 from tests.browser import HOSTILE, show, watched

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from npeff import cli
-from npeff.explore.server import ExploreConfig, make_server
+from npeff.explore.config import ExploreConfig
+from npeff.explore.server import make_server
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 
@@ -156,7 +157,7 @@ def test_it_listens_on_loopback_only(port: int, tmp_path: Path) -> None:
 
 
 def test_the_command_line() -> None:
-    config = cli.parse("explore", "ExploreConfig", "npeff.explore.server", ["runs/x", "--no-open", "--device", "cpu"])
+    config = cli.parse("explore", ["runs/x", "--no-open", "--device", "cpu"])
     assert config == ExploreConfig("runs/x", open=False, device="cpu")
     with pytest.raises(UserError):
         ExploreConfig("runs/x", 70000)

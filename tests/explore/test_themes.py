@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from npeff import cli
-from npeff.explore.themes import Annotation, Annotations, LabelsConfig, labels
+from npeff.explore.config import ThemesConfig
+from npeff.explore.themes import Annotation, Annotations, labels
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
@@ -184,21 +185,21 @@ def test_every_acknowledged_edit_survives_kills(run: Run) -> None:
 
 def test_the_command_lists_and_exports(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_decomposition(run, "clusters", 3)
-    assert cli.main(["labels", str(run.path)]) == 0
+    assert cli.main(["themes", str(run.path)]) == 0
     assert "No component" in capsys.readouterr().out
     Annotations(run, "npeff").add(1, "sports", HOSTILE, who="Ada")
     Annotations(run, "clusters").add(0, "=1+1", source="judge:tiny")
-    rows = labels(LabelsConfig(str(run.path)))
+    rows = labels(ThemesConfig(str(run.path)))
     assert [(row["decomposition"], row["component"]) for row in rows] == [("clusters", 0), ("npeff", 1)]
     out = capsys.readouterr().out
     assert "sports  [Ada, 20" in out
     assert "[judge:tiny, 20" in out
     assert "\x1b" not in out
-    arguments = ["labels", str(run.path), "--decomposition", "npeff"]
+    arguments = ["themes", str(run.path), "--decomposition", "npeff"]
     assert cli.main([*arguments, "--csv", str(tmp_path / "l.csv"), "--json", str(tmp_path / "l.json")]) == 0
     with (tmp_path / "l.csv").open(newline="", encoding="utf-8") as handle:
         (row,) = csv.DictReader(handle)
     assert (row["label"], row["note"], row["who"]) == ("sports", HOSTILE, "Ada")
     (saved,) = json.loads((tmp_path / "l.json").read_text(encoding="utf-8"))
     assert Annotation(**{key: value for key, value in saved.items() if key != "decomposition"}).note == HOSTILE
-    assert cli.main(["labels", str(run.path), "--decomposition", "absent"]) == 2
+    assert cli.main(["themes", str(run.path), "--decomposition", "absent"]) == 2

@@ -191,7 +191,7 @@ READERS = {
     "shard": ["decompose", "--components", "3", "--max-passes", "3", "--name", "new"],
     "table": ["analyse"],
     "tensors": ["analyse"],
-    "manifest": ["labels"],
+    "manifest": ["themes"],
     "config of a decomposition": ["analyse"],
     "config of a perturbation": ["perturb", *PERTURBING],
     "record of a perturbation": ["perturb", *PERTURBING],

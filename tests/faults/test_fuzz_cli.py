@@ -103,7 +103,7 @@ def test_odd_command_lines(
         ["explore", "absent"],
         ["explore", "absent", "--port", "99999"],
         ["replay", ""],
-        ["labels", "a" * 5000],
+        ["themes", "a" * 5000],
         ["collect", "a" * 5000, "--model", "./absent"],
         ["decompose", "absent", "--tolerance", "nan"],
         ["decompose", "absent", "--seed", "9" * 30],

@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npeff.cli import COMMANDS
-from npeff.tasks.data import DataConfig, load_dataset
+from npeff.tasks.config import BUILTIN, DataConfig
+from npeff.tasks.data import load_dataset
 from npeff.tasks.readers import LONGEST_LINE
-from npeff.tasks.task import BUILTIN, LARGEST, Task, load_task, task_from_yaml
+from npeff.tasks.task import LARGEST, Task, load_task, task_from_yaml
 from npeff.utils.configs import from_dict, from_options, to_dict
 from npeff.utils.errors import UserError
 from tests.faults import cases

@@ -15,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from npeff.analyse.run import load_decomposition, read_examples
+from npeff.analyse.run import read_examples
 from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.run import open_decomposition
 from npeff.explore.damage import damaged_results
 from npeff.explore.themes import Annotations
 from npeff.store.run import Run
@@ -46,7 +47,7 @@ def read_all(path: Path) -> None:
     for kind in ("fisher", "gradient", "activation"):
         source = run.source(kind)
         assert source.read(0, len(source.ranks)).isfinite().all()
-    decomposition = load_decomposition(run, NAME)
+    decomposition = open_decomposition(run, NAME)
     assert decomposition.coefficients.isfinite().all()
     Annotations(run, NAME).current()
     list(damaged_results(run))
@@ -164,7 +165,7 @@ def test_odd_tensors_are_refused(run: Run, tmp_path: Path, change: Callable[[dic
     path = shutil.copytree(run.path, tmp_path / "run")
     resealed_tensors(path, change)
     with pytest.raises(UserError, match=r"tensors\.safetensors|Decompose the run again"):
-        load_decomposition(Run.open(path), NAME)
+        open_decomposition(Run.open(path), NAME)
     assert run_command(["analyse", str(path)])[0] == 2
     assert run_command(["verify", str(path), "--no-repair"])[0] == 2
 
@@ -256,7 +257,7 @@ def test_paths_in_a_manifest_are_not_followed(run: Run, tmp_path: Path) -> None:
     read_all(path)
     for name in ("../outside", "/etc", "..", ".", "a/b"):
         assert run_command(["analyse", str(path), "--name", name])[0] == 2
-        assert run_command(["labels", str(path), "--decomposition", name])[0] == 2
+        assert run_command(["themes", str(path), "--decomposition", name])[0] == 2
 
 
 def test_links_out_of_a_run_are_read_only_if_they_lead_to_what_was_written(run: Run, tmp_path: Path) -> None:
@@ -281,7 +282,7 @@ def test_json_that_is_no_object(run: Run, tmp_path: Path) -> None:
         content = file.read_bytes()
         for value in odd:
             file.write_bytes(value)
-            for command in (["analyse"], ["verify", "--no-repair"], ["labels"], ["replay"]):
+            for command in (["analyse"], ["verify", "--no-repair"], ["themes"], ["replay"]):
                 target = path if command != ["replay"] else file.parent
                 assert run_command([command[0], str(target), *command[1:]])[0] == 2, (file, value[:20], command)
         file.write_bytes(content)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from npeff.decompose import load
+from npeff.decompose.methods import load
 from npeff.utils.files import PARTIAL, read_object
 from tests.faults import cases
 from tests.faults.conftest import DECOMPOSING, copy
@@ -121,13 +121,13 @@ def test_a_disk_that_cannot_be_written_to(
         ["export", str(run), str(mounted / "site")],
         ["perturb", str(run), *PERTURBING],
         ["push", str(run), str(mounted / "shared")],
-        ["labels", str(run), "--csv", str(mounted / "labels.csv")],
+        ["themes", str(run), "--csv", str(mounted / "labels.csv")],
     ):
         ended = server.run(command)
         assert ended.code == 2, (command, ended.said)
         assert "Traceback" not in ended.said, (command, ended.said)
         assert "ead-only" in ended.said, (command, ended.said)
-    for command in (["labels", str(run)], ["verify", str(run)]):  # reading is still possible
+    for command in (["themes", str(run)], ["verify", str(run)]):  # reading is still possible
         ended = server.run(command)
         assert ended.code == 0, (command, ended.said)
     shell(server, f"mount -o remount,rw {mounted}")

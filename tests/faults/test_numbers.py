@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from npeff.analyse.run import load_decomposition
 from npeff.cli import COMMANDS
-from npeff.collect.run import CollectConfig, collect
-from npeff.collect.sketch import SketchConfig
-from npeff.decompose import FitConfig, create
-from npeff.models.load import ModelConfig
+from npeff.collect.config import CollectConfig, SketchConfig
+from npeff.collect.run import collect
+from npeff.decompose.config import FitConfig
+from npeff.decompose.methods import create
+from npeff.decompose.run import open_decomposition
+from npeff.models.config import ModelConfig
 from npeff.store.run import Run
-from npeff.tasks.data import DataConfig
+from npeff.tasks.config import DataConfig
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, write_json
 from tests import tiny
@@ -159,7 +160,7 @@ def test_a_run_of_format_1_reads(tmp_path: Path, sealed: bool) -> None:
     assert run.manifest["format"] == 1
     assert run.table["text"].to_pylist()[:2] == ["text 0", "text 1"]
     assert run.source("fisher").read(0, 12).shape == (11, 16)
-    decomposition = load_decomposition(run, "npeff")
+    decomposition = open_decomposition(run, "npeff")
     assert decomposition.components.shape == (2, 16)
     again = create(decomposition.config).fit(run.source("fisher"))
     assert abs(float(again.residuals.mean()) - float(decomposition.residuals.mean())) < 1e-4

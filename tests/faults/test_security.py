@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from npeff import cli
-from npeff.collect.run import CollectConfig
-from npeff.models.load import TRUST, ModelConfig, load_model
+from npeff.collect.config import CollectConfig
+from npeff.models.config import TRUST, ModelConfig
+from npeff.models.load import load_model
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError

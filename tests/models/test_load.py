@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from npeff.models.answers import AnswerModel, AnswerSet, TokenTree, encode, resolve_answers
+from npeff.models.config import ModelConfig
 from npeff.models.load import (
     EMBEDDED_FILE,
     EMBEDDED_PACKAGE,
     LoadedModel,
-    ModelConfig,
     load_model,
     load_tokenizer,
     select_parameters,

@@ -10,16 +10,19 @@ import pytest
 import torch
 
 from npeff import cli
-from npeff.collect.run import CollectConfig, collect, prepare_run
-from npeff.collect.sketch.base import SketchConfig
-from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.models.load import ModelConfig
-from npeff.paper.icl import IclConfig, icl
+from npeff.collect.config import CollectConfig, SketchConfig
+from npeff.collect.run import collect
+from npeff.collect.session import prepare_run
+from npeff.decompose.config import DecomposeConfig
+from npeff.decompose.run import decompose
+from npeff.models.config import ModelConfig
+from npeff.paper.config import IclConfig
+from npeff.paper.icl import icl
 from npeff.paper.icl_classifier import classify, label_weights
 from npeff.paper.icl_context import draw, render
 from npeff.paper.icl_predict import Predictor
 from npeff.store.run import Run
-from npeff.tasks.data import DataConfig
+from npeff.tasks.config import DataConfig
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, write_json
 from tests import tiny
@@ -196,5 +199,5 @@ def test_mistakes_are_told(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_command_line() -> None:
-    config = cli.parse("icl", "IclConfig", "npeff.paper.icl", ["runs/x", "--names", "a", "b", "--shots", "4"])
+    config = cli.parse("icl", ["runs/x", "--names", "a", "b", "--shots", "4"])
     assert config == IclConfig("runs/x", ("a", "b"), shots=4)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from npeff.collect.sketch.base import SketchConfig
-from npeff.decompose import METHODS
-from npeff.models.load import EMBEDDED
+from npeff.collect.config import SketchConfig
+from npeff.decompose.config import METHODS
+from npeff.models.config import EMBEDDED
 from npeff.paper.measures import STEPS
 from npeff.paper.recipe import Setup, Step, load_recipe, parse_recipe, recipe_names
 from npeff.paper.scaling import Scale, collections, estimate

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from npeff import cli
-from npeff.decompose import PaperConfig, SaeConfig
-from npeff.decompose.run import DecomposeConfig, open_decomposition
+from npeff.decompose.config import DecomposeConfig, PaperConfig, SaeConfig
+from npeff.decompose.run import open_decomposition
 from npeff.paper import costs
 from npeff.paper import reproduce as command
-from npeff.paper.reproduce import ReproduceConfig, reproduce
+from npeff.paper.config import ReproduceConfig
+from npeff.paper.reproduce import reproduce
 from npeff.paper.similarity import ReducedRows
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
@@ -175,9 +176,9 @@ def test_mistakes_are_told(data: Path, tmp_path: Path) -> None:
 
 def test_the_command_line() -> None:
     arguments = ["tunings", "--scale", "0.05", "--examples", "sst2=4000", "yat=1000", "--data", "folder"]
-    config = cli.parse("reproduce", "ReproduceConfig", "npeff.paper.reproduce", arguments)
+    config = cli.parse("reproduce", arguments)
     assert config == ReproduceConfig("tunings", scale=0.05, examples=("sst2=4000", "yat=1000"), data="folder")
-    assert cli.parse("reproduce", "ReproduceConfig", "npeff.paper.reproduce", ["--list"]).list
+    assert cli.parse("reproduce", ["--list"]).list
 
 
 def test_cost_of_a_decomposition(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ import pytest
 import torch
 import yaml
 
-from npeff.collect.directions import DirectionsConfig
-from npeff.collect.run import CollectConfig, collect, prepare_run
-from npeff.collect.sketch import SketchConfig
-from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.models.load import ModelConfig
-from npeff.perturb.lift import Lifter, read_prompts
-from npeff.tasks.data import DataConfig
+from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
+from npeff.collect.run import collect
+from npeff.collect.session import prepare_run, read_prompts
+from npeff.decompose.config import DecomposeConfig
+from npeff.decompose.run import decompose
+from npeff.models.config import ModelConfig
+from npeff.perturb.lift import Lifter
+from npeff.tasks.config import DataConfig
 from tests import tiny
 
 WORDS = ("good", "bad", "fine", "dull", "great", "long", "old", "best", "half", "worth")

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from npeff.collect.run import prepare_run
+from npeff.collect.session import prepare_run, read_prompts
 from npeff.models.load import select_parameters
 from npeff.perturb.divergence import Divergence, find_magnitude
-from npeff.perturb.lift import read_prompts
 from npeff.perturb.tangent import moving
 from npeff.perturb.weights import EditedWeights
 from tests import tiny

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from npeff.collect.capture import Capture
+from npeff.collect.config import CollectConfig
 from npeff.collect.directions import make_directions, predicted
-from npeff.collect.run import CollectConfig, collect, prepare_run
+from npeff.collect.run import collect
+from npeff.collect.session import prepare_run, read_prompts
 from npeff.decompose.run import open_decomposition
-from npeff.perturb.lift import Lifter, norm, read_prompts, scale_to_unit
+from npeff.perturb.lift import Lifter, norm, scale_to_unit
 from npeff.perturb.row_weights import RowSums, check_component, check_method, component_sums, truncate
 from npeff.store.run import Run, read_tensors, tensor_names
 from npeff.utils.configs import from_dict

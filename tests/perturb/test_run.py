@@ -14,14 +14,17 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
+from npeff.config import ReplayConfig
 from npeff.decompose.run import open_decomposition
-from npeff.models.load import ModelConfig, load_model
-from npeff.perturb import PerturbConfig, make_plan, perturb, plan_directions
+from npeff.models.config import ModelConfig
+from npeff.models.load import load_model
 from npeff.perturb import run as command
+from npeff.perturb.config import PerturbConfig, SensingConfig
 from npeff.perturb.evaluate import geometric_mean
-from npeff.perturb.sensing import SensingConfig
+from npeff.perturb.protocol import make_plan, plan_directions
+from npeff.perturb.run import perturb
 from npeff.perturb.where import by_layer_and_kind, find_places, largest_entries, low_rank, split_name
-from npeff.replay import ReplayConfig, replay
+from npeff.replay import replay
 from npeff.store.run import Run
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError

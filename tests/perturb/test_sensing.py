@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from npeff.collect.sketch import SketchConfig, make_sketch
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch.make import make_sketch
 from npeff.models.load import CapturedModule
+from npeff.perturb.config import SensingConfig
 from npeff.perturb.lift import norm
 from npeff.perturb.sensing import (
     THOROUGH,
     Scaled,
-    SensingConfig,
     _iterate,
     _State,
     check_sketch,

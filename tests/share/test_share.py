@@ -16,8 +16,9 @@ import yaml
 from markdown_it import MarkdownIt
 
 from npeff.cli import main
-from npeff.share import PullConfig, PushConfig, pull, push
+from npeff.share.config import PullConfig, PushConfig
 from npeff.share.index import INDEX, is_shared_name, read_index
+from npeff.share.run import pull, push
 from npeff.store.run import Run, read_tensors
 from npeff.utils.errors import UserError
 from tests.share.conftest import HOSTILE
@@ -66,7 +67,7 @@ def test_a_run_comes_back_as_it_was_and_can_be_looked_at(made, shared, tmp_path,
     assert "annotations/npeff.jsonl" in expected
     assert main(["analyse", str(run.path)]) == 0
     assert main(["export", str(run.path), str(tmp_path / "site")]) == 0
-    assert main(["labels", str(run.path)]) == 0
+    assert main(["themes", str(run.path)]) == 0
     assert "jokes" in capsys.readouterr().out
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from npeff.store.run import Run
-from npeff.study.make import MakeConfig, make
+from npeff.study.config import MakeConfig
+from npeff.study.make import make
 from tests.synthetic import add_decomposition, make_run
 
 COMPONENTS = 12

@@ -29,10 +29,11 @@ from npeff.explore.themes import Annotations
 from npeff.store.run import Run
 from npeff.study.answers import Answer, read_sheet
 from npeff.study.chat import Chat, chat_url
-from npeff.study.judge import JudgeConfig, judge, messages_for, parse
+from npeff.study.config import JudgeConfig, MakeConfig, ScoreConfig
+from npeff.study.judge import judge, messages_for, parse
 from npeff.study.kit import read_key, read_kit
-from npeff.study.make import MakeConfig, make
-from npeff.study.score import ScoreConfig, score
+from npeff.study.make import make
+from npeff.study.score import score
 from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
 from tests import tiny

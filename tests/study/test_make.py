@@ -12,15 +12,17 @@ import pypdf
 import pytest
 
 from npeff import cli
-from npeff.analyse.run import load_decomposition
+from npeff.decompose.run import open_decomposition
 from npeff.store.run import Run
 from npeff.study.answers import Answer, Sheet, write_sheet
 from npeff.study.choose import Picked, deal
+from npeff.study.config import MakeConfig, ScoreConfig
 from npeff.study.kit import read_key, read_kit
-from npeff.study.make import CUT, LONGEST, MakeConfig, make
+from npeff.study.make import CUT, LONGEST, make
 from npeff.study.preamble import about_task
-from npeff.study.score import ScoreConfig, score
-from npeff.tasks.task import BUILTIN, load_task
+from npeff.study.score import score
+from npeff.tasks.config import BUILTIN
+from npeff.tasks.task import load_task
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 
@@ -44,7 +46,7 @@ def test_groups_are_tops_of_components_or_random_texts(run: Run, made: Path) -> 
         assert not {7, 70} & set(entry.examples)  # set aside
         if entry.decomposition is not None:
             tops |= set(group.texts)
-            scores = load_decomposition(run, entry.decomposition).scores().numpy()[:, entry.component]
+            scores = open_decomposition(run, entry.decomposition).scores().numpy()[:, entry.component]
             # brute force: walk down the ranking, take a text the first time it comes
             best: list[str] = []
             for i in sorted(range(300), key=lambda i: (-scores[i], i)):
@@ -203,15 +205,15 @@ def test_a_kit_that_was_changed_is_refused(run: Run, tmp_path: Path) -> None:
 
 def test_the_command_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "kit"
-    make_it = ["evalkit", "make", str(run.path), str(out), "--decomposition", "npeff", "--groups", "6"]
+    make_it = ["study", "make", str(run.path), str(out), "--decomposition", "npeff", "--groups", "6"]
     assert cli.main(make_it) == 0
     kit = read_kit(out)
     write_sheet(tmp_path / "ada.json", kit, Sheet("Ada", {1: Answer("yes", "numbers")}))
-    assert cli.main(["evalkit", "score", str(out), str(tmp_path / "ada.json")]) == 0
+    assert cli.main(["study", "score", str(out), str(tmp_path / "ada.json")]) == 0
     assert re.search(r"Ada \| npeff", capsys.readouterr().out)
-    assert cli.main(["evalkit", "score", str(out), str(tmp_path / "absent.json")]) == 2
+    assert cli.main(["study", "score", str(out), str(tmp_path / "absent.json")]) == 2
     assert "There is no file" in capsys.readouterr().err
-    assert cli.main(["evalkit", "judge", str(out), "--endpoint", "localhost", "--model", "m"]) == 2
+    assert cli.main(["study", "judge", str(out), "--endpoint", "localhost", "--model", "m"]) == 2
     assert "is not an address" in capsys.readouterr().err
     with pytest.raises(UserError):
         ScoreConfig(str(out), ())

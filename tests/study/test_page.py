@@ -12,8 +12,9 @@ from playwright.sync_api import Browser, Page, expect
 
 from npeff.study import page as module
 from npeff.study.answers import Answer, read_sheet
+from npeff.study.config import ScoreConfig
 from npeff.study.kit import Group, Kit, Sample, read_kit
-from npeff.study.score import ScoreConfig, score
+from npeff.study.score import score
 from tests.browser import HOSTILE, watched
 
 

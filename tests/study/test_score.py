@@ -14,9 +14,10 @@ import pytest
 from npeff.explore.themes import Annotations
 from npeff.store.run import Run
 from npeff.study.answers import THEMES, Answer, Sheet, read_sheet, write_sheet
+from npeff.study.config import ScoreConfig
 from npeff.study.count import count, kappa
 from npeff.study.kit import Key, read_key, read_kit
-from npeff.study.score import ScoreConfig, save_labels, score
+from npeff.study.score import save_labels, score
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from npeff.tasks.data import DataConfig, Dataset, load_dataset
+from npeff.tasks.config import DataConfig
+from npeff.tasks.data import Dataset, load_dataset
 from npeff.tasks.task import Task, load_task
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from npeff.tasks.data import DataConfig
+from npeff.tasks.config import BUILTIN, DataConfig
 from npeff.tasks.label_parsing import Labels, answer_text
-from npeff.tasks.task import BUILTIN, Task, load_task, task_from_yaml
+from npeff.tasks.task import Task, load_task, task_from_yaml
 from npeff.utils.errors import UserError
 
 TOPICS = (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npeff.cli import COMMANDS, main, parse
-from npeff.collect.run import CollectConfig
+from npeff.collect.config import CollectConfig
 from npeff.utils.configs import LARGEST, from_dict, to_dict
 from npeff.utils.errors import UserError
 
@@ -56,9 +56,7 @@ def test_what_does_not_fit_is_named(values, words):
 
 
 def test_command_line_and_python_make_the_same_config():
-    config = parse(
-        "collect", "CollectConfig", "npeff.collect.run", ["runs/x", "--task", "yat", "--limit", "5", "--no-gradient"]
-    )
+    config = parse("collect", ["runs/x", "--task", "yat", "--limit", "5", "--no-gradient"])
     assert config == from_dict(CollectConfig, {"run": "runs/x", "data": {"task": "yat", "limit": 5}, "gradient": False})
 
 

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from npeff import __version__
+from npeff.analyse.config import AnalyseConfig, CompareConfig
 from npeff.analyse.report import JSON, TITLES, chance_in_words
-from npeff.analyse.run import AnalyseConfig, analyse_one
+from npeff.analyse.run import analyse_one
 from npeff.analyse.tunings import KINDS
-from npeff.decompose import METHODS, SaeConfig, kind_of
-from npeff.decompose.config import Method
-from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.decompose.config import DecomposeConfig, Method, SaeConfig
+from npeff.decompose.methods import kind_of
+from npeff.decompose.run import decompose
+from npeff.store.layout import COMPARISONS
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.figures import BLUE, PURPLE, RED, draw_figure, plain_axes
 from npeff.utils.files import read_json, write_csv, write_json
+from npeff.utils.report import BLUE, PURPLE, RED, draw_figure, plain_axes
 from npeff.utils.tables import write_tables
+from npeff.utils.version import __version__
 
-DIRECTORY = "comparisons"
 NAMES = {
     "npeff": "NPEFF",
     "gnpeff": "G-NPEFF",
@@ -32,31 +30,6 @@ NAMES = {
     "svd-activations": "SVD-A",
 }
 """What the paper calls the methods."""
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """Decompose a run with several methods, analyse each, and put their tunings side by side. Continues if stopped."""
-
-    run: tyro.conf.Positional[str]
-    """Directory of the run; one collection with Fishers, gradients and activations feeds all methods."""
-    methods: tuple[Method, ...] = METHODS
-    """Methods to compare."""
-    components: int = 128
-    """Components of each."""
-    seed: int = 0
-    """Seed of each."""
-    top: int = 16
-    """Top examples that must agree for a component to be tuned."""
-    unique: bool = False
-    """Count only the first of several top examples with the same text."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
-    sae: SaeConfig = field(default_factory=SaeConfig)
-
-    def __post_init__(self) -> None:
-        if not self.methods or self.components < 1 or self.top < 2:
-            raise UserError("Give at least one method, one component and a top of 2.")
 
 
 def compare(config: CompareConfig) -> Path:
@@ -85,7 +58,7 @@ def compare(config: CompareConfig) -> Path:
         rows.append(_row(method, read_json(folder / JSON)))
     if not rows:
         raise UserError(f"{run.path} has the rows of none of these methods: {'; '.join(missing.values())}.")
-    directory = run.path / DIRECTORY / f"{config.components}-{config.seed}"
+    directory = run.path / COMPARISONS / f"{config.components}-{config.seed}"
     options = {key: value for key, value in to_dict(config).items() if key not in ("run", "device")}
     task, model = run.manifest["task"]["name"], run.manifest["config"]["model"]["model"]
     found = {"npeff": __version__, "run": run.fingerprint, "task": task, "model": model, "options": options}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from npeff.analyse.ranking import Array
+from npeff.utils.types import Array
 
 NOBODY = -1
 """Parent of a component without one."""

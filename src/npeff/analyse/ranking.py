@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from npeff.utils.types import Array
 
 _COLUMNS = 64
 _LOW = np.uint64(0xFFFFFFFF)
@@ -32,6 +31,20 @@ def ranked(scores: Array) -> Array:
     keys = ((_LOW - bits) << np.uint64(32)) | active.astype(np.uint64)
     keys.sort()
     return (keys & _LOW).astype(np.int64)
+
+
+def top_examples(scores: Array, usable: Array | None = None, count: int | None = None) -> Array:
+    """The examples that use a component most: the only place that says which they are.
+
+    Args:
+        scores: What to rank by, float [m]; an example with 0 or less does not use the component.
+        usable: Which examples may be ranked, bool [m]; all if not given.
+        count: How many to give at most; all if not given.
+
+    Returns:
+        Numbers of the examples, best first, int64 [at most count].
+    """
+    return ranked(scores if usable is None or usable.all() else np.where(usable, scores, 0))[:count]
 
 
 def distinct(order: Array, texts: Array, count: int | None = None) -> Array:

@@ -22,17 +22,16 @@ from safetensors import safe_open
 from tqdm import tqdm
 
 from npeff.analyse import matching
-from npeff.analyse.ranking import Array
-from npeff.analyse.run import decomposition_folder
 from npeff.analyse.tunings import KINDS
-from npeff.decompose import kind_of
-from npeff.explore.pages import cut, rounded
+from npeff.decompose.methods import kind_of
+from npeff.store.layout import RELATIONS, decomposition_folder
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, sha256, write_json
+from npeff.utils.text import cut, rounded
+from npeff.utils.types import Array
 
 FORMAT = 2
-DIRECTORY = "relations"
 NEAREST = 12
 """Other decompositions that each one is related with."""
 _ROWS = 8192
@@ -56,7 +55,7 @@ def read_members(run: Run, names: Sequence[str]) -> list[Member]:
     """The run's decompositions `names`."""
     found = []
     for name in names:
-        folder = decomposition_folder(run, name)
+        folder = decomposition_folder(run.path, name)
         values = read_object(folder / "config.json")
         method, digest, (components, _) = values["method"], values["sha256"], values["components"]
         seed = values["config"].get("seed", 0)
@@ -124,7 +123,7 @@ def choose_pairs(members: Sequence[Member], nearest: int = NEAREST) -> list[tupl
 def relate(run: Run, first: Member, second: Member) -> dict[str, Any]:
     """What `compare_tensors` finds for two decompositions, from RUN/relations if it is there."""
     names = hashlib.sha256(f"{first.name}\0{second.name}".encode()).hexdigest()[:16]
-    path = run.path / DIRECTORY / f"{names}.json"
+    path = run.path / RELATIONS / f"{names}.json"
     inputs = [FORMAT, first.sha256, second.sha256]
     with contextlib.suppress(UserError):  # one that is damaged is made anew
         saved = read_object(path) if path.is_file() else {}

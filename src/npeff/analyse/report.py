@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from npeff.analyse.tunings import KINDS
-from npeff.utils.figures import draw_figure, plain_axes
 from npeff.utils.files import remove_partials, write_csv, write_json
+from npeff.utils.report import draw_figure, plain_axes
 from npeff.utils.tables import write_tables
 
 JSON = "analysis.json"

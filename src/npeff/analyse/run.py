@@ -3,97 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
-import tyro
 
-from npeff import __version__
 from npeff.analyse import matrix, report, tunings
-from npeff.analyse.ranking import Array
-from npeff.decompose import Decomposition, load
+from npeff.analyse.config import AnalyseConfig
+from npeff.decompose.base import Decomposition
+from npeff.decompose.run import open_decomposition
+from npeff.store.examples import encode, whole_texts
+from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
+from npeff.utils.types import Array
+from npeff.utils.version import __version__
 
 FORMAT = 1
-ANALYSIS = "analysis"
-
-
-@dataclass(frozen=True)
-class AnalyseConfig:
-    """Say what the components of a run's decompositions are tuned to. Writes tables, figures and JSON beside them."""
-
-    run: tyro.conf.Positional[str]
-    """Directory of the run."""
-    name: str | None = None
-    """Decomposition to analyse; without it, every finished one of the run."""
-    top: int = 16
-    """Top examples that must agree for a component to be tuned; components with fewer active ones are left out."""
-    unique: bool = False
-    """Count only the first of several top examples with the same text."""
-    correlated: int = 8
-    """Most correlated components to list for each component."""
-
-    def __post_init__(self) -> None:
-        if self.top < 2 or self.correlated < 0:
-            raise UserError("--top must be at least 2 and --correlated at least 0.")
 
 
 def analyse(config: AnalyseConfig) -> list[Path]:
     """Analyse one or all decompositions of a run; returns their analysis directories."""
     run = Run.open(config.run)
-    names = [config.name] if config.name else finished_decompositions(run)
+    names = [config.name] if config.name else decomposition_names(run.path)
     if not names:
         raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
     return [analyse_one(run, name, config) for name in names]
 
 
-def finished_decompositions(run: Run) -> list[str]:
-    """Names of the run's decompositions that can be read, sorted."""
-    return sorted(path.parent.name for path in (run.path / "decompositions").glob("*/config.json"))
-
-
 def analyse_one(run: Run, name: str, config: AnalyseConfig, quiet: bool = False) -> Path:
     """Analyse the decomposition `name`, unless that is done with the same options; `quiet` does not mention it."""
-    folder = decomposition_folder(run, name)
+    folder = decomposition_folder(run.path, name)
     inputs = _inputs(run, folder, config)
     if is_current(folder, inputs):
         if not quiet:
             print(f"{name}: the analysis in {folder / ANALYSIS} is up to date.")
         return folder / ANALYSIS
-    decomposition = load_decomposition(run, name)
+    decomposition = open_decomposition(run, name)
     found = summarise(name, decomposition, read_examples(run), config)
     report.write(folder / ANALYSIS, {"format": FORMAT, "npeff": __version__, "inputs": inputs, **found}, run.table)
     print(report.in_words(found))
     print(f"  in {folder / ANALYSIS}")
     return folder / ANALYSIS
-
-
-def decomposition_folder(run: Run, name: str) -> Path:
-    """Where a finished decomposition is."""
-    folder = run.path / "decompositions" / name
-    if Path(name).name != name or not (folder / "config.json").is_file():
-        known = ", ".join(finished_decompositions(run)) or "none yet"
-        raise UserError(f"{run.path} has no finished decomposition {name!r}; it has: {known}.")
-    return folder
-
-
-def load_decomposition(run: Run, name: str) -> Decomposition:
-    """A decomposition of all examples of `run`."""
-    decomposition = load(decomposition_folder(run, name), run.fingerprint)
-    if len(decomposition.coefficients) != len(run.table):
-        raise UserError(
-            f"Decomposition {name!r} has coefficients of {len(decomposition.coefficients)} examples, the run has "
-            f"{len(run.table)}. Decompose the run again."
-        )
-    return decomposition
 
 
 def _inputs(run: Run, folder: Path, config: AnalyseConfig) -> dict[str, Any]:
@@ -120,25 +74,12 @@ def read_examples(run: Run) -> tunings.Examples:
         codes, texts = table["prediction"].to_numpy().astype(np.int64), names
     else:
         codes, texts = encode(table["prediction_text"])
-    aside = table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
     return tunings.Examples(
         predictions=tunings.Classes(codes, texts),
         labels=tunings.Classes(labels, names),
         texts=encode(whole_texts(table))[0],
-        usable=~aside,
+        usable=run.usable,
     )
-
-
-def whole_texts(table: pa.Table) -> pa.ChunkedArray:
-    """Text and fields of each example: what makes two of them the same to the model."""
-    parts = [table["text"], *(table[name] for name in table.column_names if name.startswith("field:"))]
-    return pc.binary_join_element_wise(*parts, "\x00") if len(parts) > 1 else parts[0]
-
-
-def encode(values: pa.ChunkedArray) -> tuple[Array, list[str]]:
-    """Numbers of the distinct strings, int64 [m], and these strings."""
-    encoded = values.combine_chunks().dictionary_encode()
-    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
 
 def summarise(

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from tqdm import tqdm
 
-from npeff import __version__
-from npeff.analyse.ranking import Array
+from npeff.analyse.config import SpectraConfig
+from npeff.store.layout import SPECTRA
 from npeff.store.rows import RowSource
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
-from npeff.utils.figures import draw_figure, plain_axes
 from npeff.utils.files import write_csv, write_json
+from npeff.utils.report import draw_figure, plain_axes
 from npeff.utils.tables import write_tables
+from npeff.utils.types import Array
+from npeff.utils.version import __version__
 
-DIRECTORY = "spectra"
 _EXAMPLES = 256
-
-
-@dataclass(frozen=True)
-class SpectraConfig:
-    """Mean eigenvalue decay of a run's per-example Fishers, as collected."""
-
-    run: tyro.conf.Positional[str]
-    """Directory of the run."""
 
 
 def spectra(config: SpectraConfig) -> Path:
@@ -42,7 +33,7 @@ def spectra(config: SpectraConfig) -> Path:
         raise UserError(f"{run.path} has no example with a Fisher.")
     bar = tqdm(eigenvalues(source), total=total, desc="Spectra", unit="ex")
     found = summarise(np.stack([_padded(values, int(source.ranks.max())) for values in bar]))
-    directory = run.path / DIRECTORY
+    directory = run.path / SPECTRA
     _write(directory, {"npeff": __version__, "run": run.fingerprint, "examples": total, **found})
     enough = next((k for k, share in enumerate(found["kept_norm"], 1) if share >= 0.99), len(found["kept_norm"]))
     print(f"{total} Fishers: {enough} of {len(found['kept_norm'])} directions keep 99% of the norm on average.")

@@ -9,54 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 
-from npeff import __version__
 from npeff.analyse import matching, stability_report
+from npeff.analyse.config import AnalyseConfig, StabilityConfig
 from npeff.analyse.report import JSON
-from npeff.analyse.run import AnalyseConfig, analyse_one, whole_texts
+from npeff.analyse.run import analyse_one
 from npeff.collect.identity import changes
-from npeff.decompose import Decomposition
-from npeff.decompose.config import Method
-from npeff.decompose.run import DecomposeConfig, decompose
+from npeff.decompose.base import Decomposition
+from npeff.decompose.config import DecomposeConfig
+from npeff.decompose.run import decompose
+from npeff.store.examples import whole_texts
+from npeff.store.layout import STABILITY
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
+from npeff.utils.version import __version__
 
-DIRECTORY = "stability"
 SIMILARITIES = ("coefficients", "pseudo_fishers", "best")
 """Of matched components by coefficients and by pseudo-Fishers, and the mean best similarity by coefficients."""
-
-
-@dataclass(frozen=True)
-class StabilityConfig:
-    """Decompose a run with several seeds and numbers of components, and compare the results. Continues if stopped."""
-
-    run: tyro.conf.Positional[str]
-    """Directory of the run."""
-    components: tuple[int, ...] = (32, 128)
-    """Numbers of components; seeds are compared for each, and splits between each two of them."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Seeds to compare; splits are those of the first."""
-    against: tuple[str, ...] = ()
-    """Runs of the same examples, collected in another way (directions, rank, sketch, model): does that matter?"""
-    method: Method = "npeff"
-    """Method to decompose with."""
-    top: int = 16
-    """Top examples that must agree for a component to be tuned."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
-
-    def __post_init__(self) -> None:
-        for name in ("components", "seeds"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise UserError(f"--{name} should be different numbers, at least one.")
-        if len(self.seeds) < 2 and len(self.components) < 2 and not self.against:
-            raise UserError("Nothing to compare: give two seeds, two numbers of components, or a run --against.")
-        if self.top < 2:
-            raise UserError("--top must be at least 2.")
 
 
 @dataclass(frozen=True)
@@ -90,7 +61,7 @@ def stability(config: StabilityConfig) -> Path:
         "levels": [{"components": len(level.tuned), "tuned": level.tuned, "texts": level.texts} for level in levels],
         "against": [_against_row(config, run, other, count) for other in others for count in counts],
     }
-    directory = run.path / DIRECTORY / config.method
+    directory = run.path / STABILITY / config.method
     stability_report.write(directory, found)
     print(f"\n{stability_report.markdown(found)}\nin {directory}")
     return directory

@@ -10,8 +10,8 @@ from typing import Any
 
 from npeff.analyse.report import as_literal, shorten
 from npeff.collect.identity import brief
-from npeff.utils.figures import BLUE, RED, draw_figure, new_figure, plain_axes, remove_figure, write_figure
 from npeff.utils.files import remove_partials, write_csv, write_json, write_text
+from npeff.utils.report import BLUE, RED, draw_figure, new_figure, plain_axes, remove_figure, write_figure
 from npeff.utils.tables import write_tables
 
 _TALLEST = 60.0

@@ -10,50 +10,25 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import tyro
 
 from npeff.analyse import tunings
+from npeff.analyse.config import SweepConfig
 from npeff.analyse.run import read_examples
-from npeff.decompose import FitConfig
 from npeff.decompose.base import Decomposition
 from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.config import SolverConfig, positive
+from npeff.decompose.config import FitConfig, SolverConfig
 from npeff.decompose.run import fit, fit_key
 from npeff.store.run import Run
 from npeff.utils import distributed
 from npeff.utils.errors import UserError
-from npeff.utils.figures import new_figure, write_figure
-from npeff.utils.files import read_object, write_csv, write_json
-from npeff.utils.locks import only_one
+from npeff.utils.files import only_one, read_object, write_csv, write_json
+from npeff.utils.report import new_figure, write_figure
 from npeff.utils.tables import write_tables
 
 MEASURED = "measured.json"
 """File of all rows that were measured, so that a sweep continues."""
 TOP = 16
 """A component is tuned if all of this many top examples agree."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepConfig(SolverConfig):
-    """Fit a run with several numbers of components and say which to take. Continues if stopped."""
-
-    run: tyro.conf.Positional[str]
-    """Run directory."""
-    components: tuple[int, ...] = (16, 32, 64, 128, 256)
-    """Numbers of components to try."""
-    holdout: float = 0.5
-    """Share of examples to hold out."""
-    name: str | None = None
-    """Name of the sweep; the method and the seed if not given."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.components:
-            raise UserError("Give at least one number of components.")
-        for count in self.components:
-            positive("components", count)
-        if not 0 < self.holdout < 1:
-            raise UserError(f"holdout is a share of the examples, above 0 and below 1, not {self.holdout}.")
 
 
 @dataclass(frozen=True)

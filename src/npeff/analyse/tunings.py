@@ -15,7 +15,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from npeff.analyse.ranking import Array, columns, distinct, quantiles, ranked
+from npeff.analyse.ranking import columns, distinct, quantiles, top_examples
+from npeff.utils.types import Array
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 """Of a component's scores above zero."""
@@ -122,7 +123,7 @@ def find_tunings(
 
 
 def _ordering(order: str, scores: Array, examples: Examples, top: int, unique: bool) -> Ordering:
-    ranking = ranked(np.where(examples.usable, scores, 0) if not examples.usable.all() else scores)
+    ranking = top_examples(scores, examples.usable)
     active = len(np.unique(examples.texts[ranking])) if unique else len(ranking)
     best = distinct(ranking, examples.texts, top) if unique else ranking[:top]
     predictions, labels = examples.predictions.codes[best], examples.labels.codes[best]

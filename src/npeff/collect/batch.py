@@ -9,14 +9,8 @@ from typing import Any
 import torch
 
 from npeff.collect.capture import Capture
-from npeff.collect.directions import (
-    DirectionsConfig,
-    combine_to_predicted,
-    make_directions,
-    most_rows,
-    predicted,
-    reduce_rank,
-)
+from npeff.collect.config import DirectionsConfig
+from npeff.collect.directions import combine_to_predicted, make_directions, most_rows, predicted, reduce_rank
 from npeff.collect.sketch.base import Sketch
 from npeff.models.answers import AnswerModel, AnswerSet
 from npeff.models.load import LoadedModel, Selection, blocks

@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import tyro
 from tqdm import tqdm
 
 from npeff.collect.capture import Capture
-from npeff.collect.directions import DirectionsConfig, make_directions, spectral
-from npeff.collect.run import CollectConfig, Prepared, load_prompts, prepare
-from npeff.collect.sketch.base import SketchConfig, random_signs
+from npeff.collect.config import CheckConfig, CollectConfig
+from npeff.collect.directions import make_directions, spectral
+from npeff.collect.session import Prepared, load_prompts, prepare
+from npeff.collect.sketch.base import random_signs
 from npeff.models.answers import AnswerModel, AnswerSet
-from npeff.models.params import ModelOptions
-from npeff.tasks.data import DataConfig
 from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
 
 SUFFIXES = 8
 """Suffixes of an example that are compared with autograd."""
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
-
-
-@dataclass(frozen=True)
-class CheckedData(DataConfig):
-    """Which examples to use."""
-
-    # given as an argument, and by --examples: an option of the same name would be taken and then ignored
-    task: tyro.conf.Suppress[tyro.conf.Fixed[str]] = "reviews"
-    limit: tyro.conf.Suppress[tyro.conf.Fixed[int | None]] = None
-
-
-@dataclass(frozen=True)
-class CheckConfig:
-    """Compare captured rows with plain autograd, with and without batching, and show what the directions keep."""
-
-    model: tyro.conf.Positional[str]
-    """Model, as --model of `npeff collect`."""
-    task: tyro.conf.Positional[str] = "reviews"
-    """Task, as --task of `npeff collect`."""
-    examples: int = 3
-    """How many examples to try."""
-    data: CheckedData = field(default_factory=CheckedData)
-    options: ModelOptions = field(default_factory=ModelOptions)
-    directions: DirectionsConfig = field(default_factory=DirectionsConfig)
-    sketch: SketchConfig = field(default_factory=SketchConfig)
 
 
 @dataclass(frozen=True)

@@ -6,52 +6,15 @@ V [k, r] with VᵀV ≈ S gives rows G = V J with GᵀG ≈ F, one backward pass
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
 import torch
 
-from npeff.collect.sketch.base import random_bits
-from npeff.utils.errors import UserError
+from npeff.collect.config import DirectionsConfig, parse_directions
+from npeff.utils.random import random_bits
 
 # up to here S is decomposed whole; above, in a small space that holds its leading eigenvectors
 DENSE_ANSWERS = 256
 # auto: exact up to so many answers, else so many spectral rows
 AUTO_EXACT, AUTO_ROWS = 16, 8
-
-
-@dataclass(frozen=True)
-class DirectionsConfig:
-    """How the expectation over answers is taken."""
-
-    directions: str = "auto"
-    """exact; spectral:K (K leading eigenpairs); spectral:0.95 (as many as keep that share); projection:K (the
-    paper's random projections); sampling:K; or auto: exact up to 16 answers, else spectral:8."""
-    max_rows: int = 64
-    """Most rows that spectral by share may take."""
-    rank: int | None = None
-    """Reduce each example's rows to this many by SVD."""
-    directions_seed: int = 0
-    """Seed of projection and sampling."""
-
-    def __post_init__(self) -> None:
-        parse_directions(self.directions)
-        if self.max_rows < 1 or (self.rank is not None and self.rank < 1):
-            raise UserError("--max-rows and --rank must be at least 1.")
-
-
-def parse_directions(text: str) -> tuple[str, float]:
-    """(kind, amount): amount is the number of rows, or the share to keep where it is below 1; 0 where there is none."""
-    match = re.fullmatch(r"(auto|exact)|(spectral|projection|sampling):(\d+|0?\.\d+)", text)
-    if match and match[1]:
-        return match[1], 0
-    if match:
-        amount = float(match[3])
-        if amount >= 1 or (match[2] == "spectral" and amount > 0):
-            return match[2], amount
-    raise UserError(
-        f"Unknown directions {text!r}. Use auto, exact, spectral:8, spectral:0.95, projection:64, sampling:64."
-    )
 
 
 def most_rows(config: DirectionsConfig, answers: int) -> int:

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from npeff.collect.run import CollectConfig, Prepared, collect_prompts, load_prompts, prepare
+from npeff.collect.config import CollectConfig
+from npeff.collect.session import Prepared, collect_prompts, load_prompts, prepare
 from npeff.utils import distributed
 from npeff.utils.distributed import world_size
+from npeff.utils.text import amount, duration
 
 MEASURED_BATCHES = 3
 
@@ -105,20 +107,3 @@ def _print(found: Estimate, prepared: Prepared, prompts: list[list[int]]) -> Non
         f"disk    {amount(found.disk)} of {amount(free)} free{enough}\n"
         f"memory  {amount(found.memory)} at the peak, however many examples"
     )
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that people would use."""
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} seconds"
-
-
-def amount(size: float) -> str:
-    """Bytes in the unit that people would use."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from npeff.collect.config import CollectConfig
 from npeff.models.load import LoadedModel
 from npeff.tasks.task import Task
 from npeff.utils.configs import to_dict
-
-if TYPE_CHECKING:
-    from npeff.collect.run import CollectConfig
 
 _HOW = ("run", "batch_tokens", "padding", "share_prompt", "dry_run", "fisher", "gradient", "activation")
 """Options that say where and how fast to collect, or are summed up in `collected`."""

@@ -213,13 +213,3 @@ def _all_finite(rows: torch.Tensor) -> bool:
 def _first_bad(rows: torch.Tensor, block: Block) -> int:
     bad_row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
     return block.start + int(np.searchsorted(np.cumsum(block.ranks), bad_row, side="right"))
-
-
-def pick_device(name: str) -> torch.device:
-    """The device a config names."""
-    if name == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"Cannot compute on device {name!r}: {error}.") from error

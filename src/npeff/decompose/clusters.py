@@ -7,16 +7,17 @@ from typing import Self
 import torch
 
 from npeff.decompose.base import Decomposition
-from npeff.decompose.blocks import Block, Blocks, pick_device
+from npeff.decompose.blocks import Block, Blocks
 from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.history import History, Progress
 from npeff.decompose.initial import replacements, start_components
 from npeff.decompose.rotate import Rotation
 from npeff.store.rows import RowSource
 from npeff.utils import distributed
+from npeff.utils.device import choose_device
 
 
-class Clusters(Decomposition, method="clusters"):
+class Clusters(Decomposition):
     """Lloyd's algorithm from a k-means++ start. `components` are the centroids.
 
     An example's only coefficient is that of its own cluster, 1 / (1 + distance from the centroid): examples of a
@@ -26,7 +27,7 @@ class Clusters(Decomposition, method="clusters"):
     kind = "gradient"
 
     def fit(self, source: RowSource) -> Self:
-        config, device = self.config, pick_device(self.config.device)
+        config, device = self.config, choose_device(self.config.device, double=True)
         memory = config.memory_gb * 1e9
         rotation = Rotation(source, config.chunk, device) if Rotation.pays(source, memory) else None
         short = rotation.source if rotation else source
@@ -89,7 +90,7 @@ class Clusters(Decomposition, method="clusters"):
 
     def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
         check_dim(source, self.components)
-        blocks = Blocks(source, self.config.chunk, pick_device(self.config.device))
+        blocks = Blocks(source, self.config.chunk, choose_device(self.config.device, double=True))
         centroids = self.components.to(blocks.device)
         coefficients, residuals = [], []
         for block, rows in blocks:

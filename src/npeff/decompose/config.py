@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
+
+import tyro
 
 from npeff.utils.errors import UserError
 
@@ -104,3 +107,24 @@ def positive(name: str, value: float) -> None:
     """Refuse what is not above zero (NaN included)."""
     if not value > 0:
         raise UserError(f"{name} should be above 0, not {value}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecomposeConfig(FitConfig):
+    """Decompose the examples of a run into components. A killed run continues when the same command is given again."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    name: str | None = None
+    """Name of the decomposition; made from method, number of components and seed if not given."""
+    holdout: float = 0.0
+    """Share of examples that components are not fitted to; they get coefficients and a loss of their own."""
+    overwrite: bool = False
+    """Replace a decomposition of the same name that was made with other options."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.holdout < 1:
+            raise UserError(f"holdout is a share of the examples, at least 0 and below 1, not {self.holdout}.")
+        if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name.startswith(".")):
+            raise UserError(f"{self.name!r} cannot be the name of a directory.")

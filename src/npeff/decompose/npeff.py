@@ -11,13 +11,14 @@ import torch
 
 from npeff.decompose.als import Als, gram
 from npeff.decompose.base import Decomposition
-from npeff.decompose.blocks import Blocks, pick_device
+from npeff.decompose.blocks import Blocks
 from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.coefficients import example_losses, fit_coefficients
 from npeff.decompose.initial import start_components
 from npeff.decompose.paper import Paper, start
 from npeff.decompose.rotate import Rotation
 from npeff.store.rows import RowSource
+from npeff.utils.device import choose_device
 
 FINAL_SWEEPS, FINAL_TOLERANCE = 300, 1e-4
 """Sweeps of the final coefficient fit, and the share of the first sweep's change at which it is done."""
@@ -34,7 +35,7 @@ def _flushed_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-class Npeff(Decomposition, method="npeff"):
+class Npeff(Decomposition):
     """Minimise Σᵢ ‖GᵢᵀGᵢ − Σⱼ Wᵢⱼ hⱼhⱼᵀ‖² over W ≥ 0 and H, PEFs at unit norm going in, components coming out."""
 
     kind = "fisher"
@@ -44,7 +45,7 @@ class Npeff(Decomposition, method="npeff"):
             return self._fit(source)
 
     def _fit(self, source: RowSource) -> Self:
-        config, device = self.config, pick_device(self.config.device)
+        config, device = self.config, choose_device(self.config.device, double=True)
         memory = config.memory_gb * 1e9
         rotation = None
         if config.solver == "als" and Rotation.pays(source, memory):
@@ -85,7 +86,7 @@ class Npeff(Decomposition, method="npeff"):
 
     def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
         check_dim(source, self.components)
-        return self._explain(Blocks(source, self.config.chunk, pick_device(self.config.device)))
+        return self._explain(Blocks(source, self.config.chunk, choose_device(self.config.device, double=True)))
 
     def _explain(
         self, blocks: Blocks, warm: list[torch.Tensor] | None = None, sweeps: int = FINAL_SWEEPS
@@ -103,7 +104,7 @@ class Npeff(Decomposition, method="npeff"):
         return blocks.gather(coefficients), blocks.gather(residuals)
 
 
-class GradientNpeff(Npeff, method="gnpeff"):
+class GradientNpeff(Npeff):
     """The same decomposition of rank-1 PEFs ggᵀ, g the gradient of the predicted answer's log-probability."""
 
     kind = "gradient"

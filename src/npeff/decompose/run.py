@@ -5,46 +5,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
-from npeff.decompose import FitConfig, create, kind_of, load
 from npeff.decompose.base import Decomposition
 from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.config import SolverConfig
+from npeff.decompose.config import DecomposeConfig, FitConfig, SolverConfig
+from npeff.decompose.methods import create, kind_of, load
+from npeff.store.layout import DECOMPOSITIONS, choose_decomposition, decomposition_folder
 from npeff.store.run import Run
 from npeff.store.subset import SubsetRows, hold_out
 from npeff.utils import distributed
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.locks import only_one
+from npeff.utils.files import only_one
 
-DIRECTORY = "decompositions"
 # Options that change how long a fit runs or where, not which fit it is: a checkpoint is continued when they differ.
 _NOT_IDENTITY = ("max_passes", "tolerance", "device")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecomposeConfig(FitConfig):
-    """Decompose the examples of a run into components. A killed run continues when the same command is given again."""
-
-    run: tyro.conf.Positional[str]
-    """Run directory."""
-    name: str | None = None
-    """Name of the decomposition; made from method, number of components and seed if not given."""
-    holdout: float = 0.0
-    """Share of examples that components are not fitted to; they get coefficients and a loss of their own."""
-    overwrite: bool = False
-    """Replace a decomposition of the same name that was made with other options."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.holdout < 1:
-            raise UserError(f"holdout is a share of the examples, at least 0 and below 1, not {self.holdout}.")
-        if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name.startswith(".")):
-            raise UserError(f"{self.name!r} cannot be the name of a directory.")
 
 
 def decompose(config: DecomposeConfig) -> Decomposition:
@@ -53,12 +29,15 @@ def decompose(config: DecomposeConfig) -> Decomposition:
     run = Run.open(config.run)
     fit_config = FitConfig(**{item.name: getattr(config, item.name) for item in dataclasses.fields(FitConfig)})
     name = config.name or f"{config.method}-{config.components}-{config.seed}"
-    directory = run.path / DIRECTORY / name
+    parent = run.path / DECOMPOSITIONS
+    directory = parent / name
     first = distributed.rank() == 0
-    with only_one(run.path / DIRECTORY, active=first):
+    with only_one(parent, active=first):
         done = _finished(directory, run, fit_config, config)
         distributed.barrier()
-        checkpoint = Checkpoint(run.path / DIRECTORY / f".{name}.checkpoint", fit_key(run, fit_config, config.holdout))
+        checkpoint = Checkpoint(
+            run.path / DECOMPOSITIONS / f".{name}.checkpoint", fit_key(run, fit_config, config.holdout)
+        )
         if done is not None:
             if done.history.ending != "out of passes":  # else a kill has come between the last two steps
                 checkpoint.clear()
@@ -101,17 +80,26 @@ def fit(
 
 
 def open_decomposition(run: Run, name: str | None = None) -> Decomposition:
-    """A decomposition of a run by name; without one, the only one there is."""
-    parent = run.path / DIRECTORY
-    names = sorted(path.parent.name for path in parent.glob("*/config.json"))
-    if name is None:
-        if len(names) != 1:
-            have = f"it has {', '.join(names)}; say which one" if names else "make one with `npeff decompose`"
-            raise UserError(f"{run.path} does not have exactly one decomposition: {have}.")
-        name = names[0]
-    elif name not in names:
-        raise UserError(f"{run.path} has no decomposition {name!r}; it has {', '.join(names) or 'none'}.")
-    return load(parent / name, run.fingerprint)
+    """A decomposition of all examples of a run.
+
+    Args:
+        run: The run.
+        name: Name of the decomposition; without it, the run's default (`npeff.store.layout.choose_decomposition`).
+
+    Returns:
+        The decomposition.
+
+    Raises:
+        UserError: There is none, it is damaged, or it is of another run.
+    """
+    name = choose_decomposition(run.path, name)
+    decomposition = load(decomposition_folder(run.path, name), run.fingerprint)
+    if len(decomposition.coefficients) != len(run.table):
+        raise UserError(
+            f"Decomposition {name!r} has coefficients of {len(decomposition.coefficients)} examples, the run has "
+            f"{len(run.table)}. Decompose the run again."
+        )
+    return decomposition
 
 
 def _finished(directory: Path, run: Run, fit_config: FitConfig, config: DecomposeConfig) -> Decomposition | None:

@@ -7,12 +7,13 @@ from typing import Self
 import torch
 
 from npeff.decompose.base import Decomposition
-from npeff.decompose.blocks import Blocks, pick_device
+from npeff.decompose.blocks import Blocks
 from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.config import SaeConfig
 from npeff.decompose.history import WINDOW, History, Progress
 from npeff.store.rows import RowSource
 from npeff.utils import distributed
+from npeff.utils.device import choose_device
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
@@ -22,7 +23,7 @@ def steps_per_entry(options: SaeConfig) -> int:
     return max(1, options.sae_patience // WINDOW)
 
 
-class Sae(Decomposition, method="sae"):
+class Sae(Decomposition):
     """z = TopK(E(x − b)), x̂ = zD + b, with rows of E and D of unit norm; `components` are D's rows.
 
     E and D start equal; their gradients are projected to the tangent space of the unit spheres before Adam sees them.
@@ -35,7 +36,7 @@ class Sae(Decomposition, method="sae"):
     bias: torch.Tensor
 
     def fit(self, source: RowSource) -> Self:
-        device = pick_device(self.config.device)
+        device = choose_device(self.config.device, double=True)
         blocks = Blocks(source, self.config.chunk, device, keep_bytes=float("inf"), shard=False)
         check_examples(blocks, self.config.components)
         kept = blocks.kept_rows() or []
@@ -109,7 +110,7 @@ class Sae(Decomposition, method="sae"):
     @torch.no_grad()
     def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
         check_dim(source, self.components)
-        blocks = Blocks(source, self.config.chunk, pick_device(self.config.device))
+        blocks = Blocks(source, self.config.chunk, choose_device(self.config.device, double=True))
         E, D, b = (value.to(blocks.device) for value in (self.encoder, self.components, self.bias))
         coefficients, residuals = [], []
         for block, rows in blocks:

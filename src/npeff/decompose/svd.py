@@ -7,12 +7,13 @@ from typing import ClassVar, Self
 import torch
 
 from npeff.decompose.base import Decomposition, Order
-from npeff.decompose.blocks import Blocks, pick_device
+from npeff.decompose.blocks import Blocks
 from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.history import Progress
 from npeff.decompose.rotate import Rotation
 from npeff.store.rows import RowSource
 from npeff.utils import distributed
+from npeff.utils.device import choose_device
 from npeff.utils.errors import UserError
 
 EXACT = 4096
@@ -21,7 +22,7 @@ OVERSAMPLING = 16
 """Directions that the iteration carries besides the wanted ones; the last wanted ones converge sooner for it."""
 
 
-class GradientSvd(Decomposition, method="svd-gradients"):
+class GradientSvd(Decomposition):
     """`components` are the leading right singular vectors, `coefficients` the left ones times the singular values.
 
     Coefficients have signs, so examples rank in three ways. Memory besides the rows' own: the smaller Gram matrix up to
@@ -33,7 +34,7 @@ class GradientSvd(Decomposition, method="svd-gradients"):
 
     def fit(self, source: RowSource) -> Self:
         config = self.config
-        device, memory = pick_device(config.device), config.memory_gb * 1e9
+        device, memory = choose_device(config.device, double=True), config.memory_gb * 1e9
         rotation = Rotation(source, config.chunk, device) if Rotation.pays(source, memory) else None
         blocks = Blocks(rotation.source if rotation else source, config.chunk, device, memory)
         check_examples(blocks, config.components)
@@ -93,7 +94,7 @@ class GradientSvd(Decomposition, method="svd-gradients"):
 
     def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
         check_dim(source, self.components)
-        blocks = Blocks(source, self.config.chunk, pick_device(self.config.device))
+        blocks = Blocks(source, self.config.chunk, choose_device(self.config.device, double=True))
         vectors = self.components.to(blocks.device)
         coefficients, residuals = [], []
         for block, rows in blocks:
@@ -103,7 +104,7 @@ class GradientSvd(Decomposition, method="svd-gradients"):
         return blocks.gather(coefficients), blocks.gather(residuals)
 
 
-class ActivationSvd(GradientSvd, method="svd-activations"):
+class ActivationSvd(GradientSvd):
     """The same of the last token's activations."""
 
     kind = "activation"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from npeff.analyse.run import ANALYSIS, load_decomposition
+from npeff.decompose.run import open_decomposition
 from npeff.explore.themes import Annotations
+from npeff.store.layout import ANALYSIS
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
@@ -29,7 +30,7 @@ def _decomposition(run: Run, folder: Path) -> Iterator[str]:
         yield f"{folder} has no config.json: it was not finished, or is damaged. Run `npeff decompose` again."
         return
     try:
-        load_decomposition(run, folder.name)
+        open_decomposition(run, folder.name)
         Annotations(run, folder.name).current()
         analysis = folder / ANALYSIS / "analysis.json"
         if analysis.is_file():

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npeff.decompose import Decomposition
-from npeff.explore.pages import short
+from npeff.decompose.base import Decomposition
 from npeff.perturb.evaluate import summary
 from npeff.perturb.identity import identity
-from npeff.perturb.run import DIRECTORY
 from npeff.perturb.where import Place, by_layer_and_kind
+from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, sha256
+from npeff.utils.text import short
 
 _NUMBERS = ("magnitude", "top_kl", "related_kl", "random_kl", "ratio", "predicted_ratio", "norm_ratio")
 
@@ -71,7 +71,7 @@ def _read(run: Run, folder: Path, name: str, decomposition: Decomposition) -> li
 
 
 def _folders(run: Run) -> list[Path]:
-    return sorted(path.parent for path in (run.path / DIRECTORY).glob("*/config.json"))
+    return sorted(path.parent for path in (run.path / PERTURBATIONS).glob("*/config.json"))
 
 
 def _record_files(folder: Path) -> list[Path]:

@@ -21,36 +21,32 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from tqdm import tqdm
 
-from npeff import __version__
 from npeff.analyse import matrix
-from npeff.analyse.ranking import Array, columns
+from npeff.analyse.config import AnalyseConfig
+from npeff.analyse.ranking import columns
 from npeff.analyse.relations import Relations, brief
-from npeff.analyse.run import (
-    ANALYSIS,
-    AnalyseConfig,
-    analyse_one,
-    decomposition_folder,
-    finished_decompositions,
-    load_decomposition,
-    read_examples,
-)
+from npeff.analyse.run import analyse_one, read_examples
 from npeff.analyse.stability import tuned_predictions
 from npeff.analyse.tunings import Examples
 from npeff.decompose.config import METHODS
+from npeff.decompose.run import open_decomposition
 from npeff.explore import evidence, pages
+from npeff.explore.config import ExportConfig
 from npeff.explore.themes import Annotations
+from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, sha256, whole_directory, whole_file, write_json
+from npeff.utils.text import cut, rounded, short
+from npeff.utils.types import Array
+from npeff.utils.version import __version__
 
 FORMAT = 2
 MARKER = "site.json"
@@ -59,16 +55,6 @@ ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
 """The files of the page itself: all that are in the folder."""
 BLOCK = 256
 """Examples per data file."""
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """Write the page of a run as static files. Decompositions that are not analysed yet are analysed first."""
-
-    run: tyro.conf.Positional[str]
-    """Directory of the run."""
-    out: tyro.conf.Positional[str]
-    """Directory to write; an earlier export in it is replaced, anything else is left alone."""
 
 
 def export(config: ExportConfig) -> Path:
@@ -80,7 +66,7 @@ def export(config: ExportConfig) -> Path:
 
 def export_site(run: Run, out: Path) -> Path:
     """Write the page of `run` to `out`, unless what is there is up to date; returns the path of its index.html."""
-    names = finished_decompositions(run)
+    names = decomposition_names(run.path)
     if not names:
         raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
     analyses = {name: _analysis(run, name) for name in names}
@@ -108,7 +94,7 @@ def export_site(run: Run, out: Path) -> Path:
 
 def _analysis(run: Run, name: str) -> dict[str, Any]:
     """The analysis of a decomposition, as the user made it or else with the default options."""
-    file = decomposition_folder(run, name) / ANALYSIS / "analysis.json"
+    file = decomposition_folder(run.path, name) / ANALYSIS / "analysis.json"
     options = read_json(file).get("inputs", {}).get("options", {}) if file.is_file() else {}
     analyse_one(run, name, AnalyseConfig(str(run.path), name, **options), quiet=True)
     found: dict[str, Any] = read_json(file)
@@ -123,7 +109,7 @@ def _relations(run: Run, analyses: list[dict[str, Any]]) -> Relations:
 
 def _inputs(run: Run, names: list[str]) -> dict[str, Any]:
     assets = {asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS}
-    analyses = {name: sha256(decomposition_folder(run, name) / ANALYSIS / "analysis.json") for name in names}
+    analyses = {name: sha256(decomposition_folder(run.path, name) / ANALYSIS / "analysis.json") for name in names}
     examples = run.manifest["examples_sha256"]
     return {
         "format": FORMAT,
@@ -186,7 +172,7 @@ def _write_run(folder: Path, run: Run, analyses: list[dict[str, Any]], relations
     kept = ("name", "method", "components", "eligible", "left_out", "top", "unique", "tunings", "explained", "orders")
     decompositions = []
     for analysis, member in zip(analyses, relations.members, strict=True):
-        where = decomposition_folder(run, analysis["name"])
+        where = decomposition_folder(run.path, analysis["name"])
         diagnostics = read_json(where / "diagnostics.json") if (where / "diagnostics.json").is_file() else {}
         decompositions.append(
             {
@@ -206,7 +192,7 @@ def _losses(path: Path) -> list[float]:
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as handle:
-        return pages.rounded([float(row["loss"]) for row in csv.DictReader(handle)])
+        return rounded([float(row["loss"]) for row in csv.DictReader(handle)])
 
 
 def _write_examples(folder: Path, run: Run) -> None:
@@ -223,7 +209,7 @@ def _write_examples(folder: Path, run: Run) -> None:
                 if labels
                 else part["answer"].to_pylist(),
                 "prediction": part["prediction_text"].to_pylist(),
-                "probability": pages.rounded(part["probability"].fill_null(0).to_pylist()),
+                "probability": rounded(part["probability"].fill_null(0).to_pylist()),
                 "aside": part["set_aside"].to_pylist(),
                 "fields": {name.removeprefix("field:"): part[name].to_pylist() for name in fields},
             },
@@ -233,7 +219,7 @@ def _write_examples(folder: Path, run: Run) -> None:
 def _write_decomposition(
     folder: Path, number: int, run: Run, name: str, analysis: dict[str, Any], relations: Relations
 ) -> None:
-    decomposition, examples = load_decomposition(run, name), read_examples(run)
+    decomposition, examples = open_decomposition(run, name), read_examples(run)
     texts = run.table["text"].to_pylist()
     overlaps = matrix.overlap(decomposition.components, analysis["method"])
     places = matrix.embed(decomposition.coefficients)
@@ -269,10 +255,10 @@ class _Shown:
         labels, predictions = self._examples.labels, self._examples.predictions
         return {
             i: [
-                pages.cut(self._texts[i], pages.LONGEST),
+                cut(self._texts[i], pages.LONGEST),
                 labels.names[labels.codes[i]] if labels.codes[i] >= 0 else self._answers[i].as_py(),
                 predictions.names[predictions.codes[i]],
-                pages.short(float(self._probability[i])),
+                short(float(self._probability[i])),
             ]
             for i in sorted(wanted)
         }

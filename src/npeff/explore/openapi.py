@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from npeff import __version__
 from npeff.explore.themes import LONGEST
-from npeff.tasks.task import is_text
+from npeff.utils.text import is_text
+from npeff.utils.version import __version__
 
 MOST_TEXTS = 8
 LONGEST_TEXT = 20_000

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from npeff.analyse import matrix
-from npeff.analyse.ranking import Array, bands, ranked
+from npeff.analyse.ranking import bands, top_examples
 from npeff.analyse.tunings import KINDS, Classes, Examples
-from npeff.decompose import Decomposition
+from npeff.decompose.base import Decomposition
+from npeff.utils.text import cut, rounded, short
+from npeff.utils.types import Array
 
 TOP = 32
 """Examples in the first list of a component."""
@@ -67,7 +69,7 @@ def component_page(
     orderings, shown = [], set()
     for order, column in scores.items():
         column = np.where(examples.usable, column, 0)
-        ranking = ranked(column)
+        ranking = top_examples(column)
         places = [(0.0, range(min(TOP, len(ranking)))), *bands(len(ranking), TOP, BAND, FRACTIONS)]
         lists = []
         for fraction, span in places:
@@ -173,18 +175,3 @@ def example_rows(
         found["coefficients"].append(rounded(used[n][kept].tolist()))
         found["shares"].append(None if shares is None else rounded(shares[n, best[n][kept]].tolist()))
     return found
-
-
-def cut(text: str, length: int) -> str:
-    """`text`, shortened to `length` characters."""
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def short(value: float | None) -> float | None:
-    """A number with six significant digits."""
-    return None if value is None else float(f"{value:.6g}")
-
-
-def rounded(values: list[float]) -> list[float]:
-    """Numbers with five significant digits."""
-    return [float(f"{value:.5g}") for value in values]

@@ -9,21 +9,19 @@ import socket
 import sys
 import threading
 import webbrowser
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import tyro
-
-from npeff import __version__
-from npeff.analyse.run import finished_decompositions
 from npeff.explore.api import PREFIX, Api
+from npeff.explore.config import ExploreConfig
 from npeff.explore.export import MARKER, export_site
+from npeff.store.layout import decomposition_names
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
+from npeff.utils.version import __version__
 
 LOOPBACK = "127.0.0.1"
 SITE = "site"
@@ -46,29 +44,11 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class ExploreConfig:
-    """Look at a run's components in the browser. Serves on this machine only; Ctrl-C ends it."""
-
-    run: tyro.conf.Positional[str]
-    """Directory of the run."""
-    port: int = 0
-    """Port to listen on; 0 takes a free one."""
-    open: bool = True
-    """Open the page in the default browser."""
-    device: str | None = None
-    """Where to run the model for texts that you try: cpu, cuda, ...; the device of the collection if not given."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise UserError(f"--port {self.port} is not a port; give one from 1 to 65535, or 0 for a free one.")
-
-
 def explore(config: ExploreConfig) -> None:
     """Export the page of a run into RUN/site if it is not there or out of date, and serve it until interrupted."""
     run = Run.open(config.run)
     export_site(run, run.path / SITE)
-    api = Api(run, finished_decompositions(run), config.device)
+    api = Api(run, decomposition_names(run.path), config.device)
     with make_server(run.path / SITE, config.port, api) as server:
         address = f"http://{LOOPBACK}:{server.server_port}/"
         print(f"Serving {run.path} at {address} (Ctrl-C ends it)", flush=True)

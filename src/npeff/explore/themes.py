@@ -17,14 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from npeff.analyse.run import decomposition_folder, finished_decompositions
+from npeff.explore.config import ThemesConfig
+from npeff.store.layout import decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.tasks.task import is_text
 from npeff.utils.errors import UserError
-from npeff.utils.files import disk_errors, read_json, with_seal, without_seal, write_csv, write_json
-from npeff.utils.locks import only_one
+from npeff.utils.files import disk_errors, only_one, read_json, with_seal, without_seal, write_csv, write_json
+from npeff.utils.text import is_text
 
 FOLDER = "annotations"
 PERSON = "person"
@@ -55,7 +53,7 @@ class Annotations:
     def __init__(self, run: Run, name: str) -> None:
         self.name = name
         self.path = run.path / FOLDER / f"{name}.jsonl"
-        self._config = decomposition_folder(run, name) / "config.json"
+        self._config = decomposition_folder(run.path, name) / "config.json"
         self._fingerprint, self.components = self._read_config()
 
     def current(self) -> dict[int, Annotation]:
@@ -187,24 +185,10 @@ def system_user() -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LabelsConfig:
-    """List the theme labels and notes of a run's components, or write them to a file."""
-
-    run: tyro.conf.Positional[str]
-    """Directory of the run."""
-    decomposition: str | None = None
-    """Only of this decomposition; without it, of all."""
-    csv: str | None = None
-    """File to write as CSV."""
-    json: str | None = None
-    """File to write as JSON."""
-
-
-def labels(config: LabelsConfig) -> list[dict[str, Any]]:
+def themes(config: ThemesConfig) -> list[dict[str, Any]]:
     """Print or write the current annotations of a run; returns them."""
     run = Run.open(config.run)
-    names = [config.decomposition] if config.decomposition is not None else finished_decompositions(run)
+    names = [config.decomposition] if config.decomposition is not None else decomposition_names(run.path)
     rows = [
         {"decomposition": name, **dataclasses.asdict(annotation)}
         for name in names

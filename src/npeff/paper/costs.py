@@ -15,16 +15,17 @@ import torch
 
 from npeff.analyse.compare import NAMES
 from npeff.collect.estimate import estimate, peak_memory
-from npeff.collect.run import load_prompts, prepare
-from npeff.decompose import FitConfig
-from npeff.decompose.run import DIRECTORY, DecomposeConfig, fit
+from npeff.collect.session import load_prompts, prepare
+from npeff.decompose.config import DecomposeConfig, FitConfig
+from npeff.decompose.run import fit
 from npeff.decompose.sae import steps_per_entry
-from npeff.models.load import choose_device
 from npeff.paper.found import Findings, Value
 from npeff.paper.recipe import Step
 from npeff.paper.runs import Bench, Workshop
+from npeff.store.layout import DECOMPOSITIONS
 from npeff.store.run import Run
 from npeff.utils.configs import replace, to_dict
+from npeff.utils.device import choose_device
 from npeff.utils.files import read_json, write_json
 
 GIB = 2**30
@@ -91,7 +92,7 @@ def _timed(shop: Workshop, bench: Bench, config: DecomposeConfig) -> dict[str, A
 
 def _measure(config: DecomposeConfig, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    device = choose_device(config.device)
+    device = choose_device(config.device, double=True)
     before = _memory(device, "VmRSS")
     run = Run.open(config.run)
     options = FitConfig(**{item.name: getattr(config, item.name) for item in dataclasses.fields(FitConfig)})
@@ -99,7 +100,7 @@ def _measure(config: DecomposeConfig, threads: int) -> dict[str, Any]:
     decomposition = fit(run, options, config.holdout)  # without checkpoints: a fit that was continued has no time
     seconds = time.perf_counter() - begin
     peak = max(0, _memory(device, "VmHWM") - before)
-    decomposition.save(run.path / DIRECTORY / str(config.name))
+    decomposition.save(run.path / DECOMPOSITIONS / str(config.name))
     steps = decomposition.history.steps
     frozen = [step for step in steps if step.stage == "frozen"]
     rest = [step for step in steps if step.stage != "frozen"]

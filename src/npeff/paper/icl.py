@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
-from npeff import __version__
 from npeff.analyse.compare import NAMES
-from npeff.analyse.ranking import Array
-from npeff.analyse.run import finished_decompositions, load_decomposition
-from npeff.collect.run import prepare_run
-from npeff.decompose import Decomposition
+from npeff.collect.session import prepare_run
+from npeff.decompose.base import Decomposition
+from npeff.decompose.run import open_decomposition
 from npeff.paper import icl_report as report
+from npeff.paper.config import IclConfig
 from npeff.paper.icl_classifier import classify
 from npeff.paper.icl_context import draw, predict_all, render, search
 from npeff.paper.icl_predict import Predictor
+from npeff.store.layout import ICL, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.locks import only_one
-
-DIRECTORY = "icl"
-
-
-@dataclass(frozen=True)
-class IclConfig:
-    """Find a good few-shot context, and compare its predictions with a classifier made of 0-shot components.
-
-    Continues if stopped."""
-
-    run: tyro.conf.Positional[str]
-    """Directory of a run without a few-shot prefix, with labels and at least one decomposition."""
-    names: tuple[str, ...] = ()
-    """Decompositions to use; without any, every finished one of the run."""
-    shots: int = 6
-    """Worked examples in a context."""
-    sets: int = 50
-    """Random contexts to try."""
-    scored: int = 1024
-    """Examples that each context is scored on."""
-    seed: int = 0
-    """Seed of the random contexts."""
-    top: int = 16
-    """Top examples that say which label a component is tuned to; components with fewer active ones do not vote."""
-    purity: float = 0.75
-    """Share of them that must have the label."""
-    batch_tokens: int | None = None
-    """Tokens per batch; that of the collection if not given."""
-    device: str | None = None
-    """Where to compute; where the run was collected if not given."""
-
-    def __post_init__(self) -> None:
-        for name in ("shots", "sets", "scored", "top"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1.")
-        if not 0.5 < self.purity <= 1:
-            raise UserError("--purity is a share above 0.5 and at most 1, so that no component votes for two labels.")
-        if self.seed < 0 or (self.batch_tokens is not None and self.batch_tokens < 1):
-            raise UserError("--seed cannot be negative, --batch-tokens must be at least 1.")
+from npeff.utils.files import only_one
+from npeff.utils.types import Array
+from npeff.utils.version import __version__
 
 
 def icl(config: IclConfig) -> Path:
@@ -71,7 +32,7 @@ def icl(config: IclConfig) -> Path:
     decompositions = _decompositions(run, config.names)
     labels, usable = _labels(run)
     sets, scored = draw(np.flatnonzero(usable & (labels >= 0)), config.shots, config.sets, config.scored, config.seed)
-    directory = run.path / DIRECTORY / f"{config.shots}-{config.seed}"
+    directory = run.path / ICL / f"{config.shots}-{config.seed}"
     with only_one(directory):
         prepared = prepare_run(run, config.device)
         predictor = Predictor(prepared, config.batch_tokens)
@@ -112,14 +73,14 @@ def _check(run: Run) -> None:
 def _labels(run: Run) -> tuple[Array, Array]:
     """Label numbers (-1 unknown) and whether an example is usable, both [m]."""
     labels = run.table["label"].fill_null(-1).to_numpy().astype(np.int64)
-    return labels, ~run.table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
+    return labels, run.usable
 
 
 def _decompositions(run: Run, names: tuple[str, ...]) -> dict[str, Decomposition]:
-    names = names or tuple(finished_decompositions(run))
+    names = names or tuple(decomposition_names(run.path))
     if not names:
         raise UserError(f"{run.path} has no finished decomposition. `npeff compare {run.path}` makes one per method.")
-    return {name: load_decomposition(run, name) for name in names}
+    return {name: open_decomposition(run, name) for name in names}
 
 
 def _table(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from npeff.analyse.ranking import Array, columns, ranked
-from npeff.decompose import Decomposition
+from npeff.analyse.ranking import columns, top_examples
+from npeff.decompose.base import Decomposition
+from npeff.utils.types import Array
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def label_weights(
     weights = np.zeros((classes, scores.shape[1]), np.float32)
     left_out = 0
     for j, column in enumerate(columns(scores)):
-        best = ranked(np.where(usable, column, 0))[:top]
+        best = top_examples(column, usable, top)
         if len(best) < top:
             left_out += 1
             continue

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from npeff.analyse.ranking import Array
 from npeff.paper.icl_predict import Predictor
-from npeff.tasks.data import FIELD
+from npeff.tasks.config import FIELD
 from npeff.tasks.task import Task
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, write_json
+from npeff.utils.types import Array
 
 
 def draw(labelled: Array, shots: int, sets: int, scored: int, seed: int) -> tuple[list[list[int]], list[int]]:

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from npeff.analyse.ranking import Array
-from npeff.collect.run import Prepared
+from npeff.collect.session import Prepared
 from npeff.models.answers import encode_all
 from npeff.tasks.data import Dataset
 from npeff.utils.errors import UserError
+from npeff.utils.types import Array
 
 TEXTS_AT_ONCE = 1024
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from npeff.utils.figures import BLUE, RED, draw_figure, plain_axes
 from npeff.utils.files import write_csv, write_json
+from npeff.utils.report import BLUE, RED, draw_figure, plain_axes
 from npeff.utils.tables import write_tables
 
 MEASURES = {"accuracy": "Accuracy", "similarity_0": "Similarity 0-shot", "similarity_k": "Similarity ICL"}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from npeff.analyse import ranking
 from npeff.analyse.compare import NAMES
 from npeff.analyse.sweep import held_out_tunings
-from npeff.collect.run import collect_texts
+from npeff.collect.session import collect_texts
 from npeff.paper import costs, similarity
+from npeff.paper.config import IclConfig
 from npeff.paper.found import Findings, Listing, Missing, Value
-from npeff.paper.icl import IclConfig, icl
+from npeff.paper.icl import icl
 from npeff.paper.recipe import Step
 from npeff.paper.runs import TOP, Bench, Workshop
-from npeff.perturb.run import PerturbConfig, perturb
+from npeff.perturb.config import PerturbConfig
+from npeff.perturb.run import perturb
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
 
@@ -124,7 +127,7 @@ def nearest_component(shop: Workshop, bench: Bench, step: Step) -> Findings:
         f"{bench.here.task}, top examples of component {number}, the strongest on the paper's texts",
         tuple(
             bench.run.table["text"][i].as_py()
-            for i in decomposition.coefficients[:, number].argsort(descending=True)[:8].tolist()
+            for i in ranking.top_examples(decomposition.coefficients[:, number].numpy(), count=8).tolist()
         ),
     )
 

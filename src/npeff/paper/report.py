@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from npeff.paper.recipe import Recipe
-from npeff.utils.figures import BLUE, RED, new_figure, plain_axes, write_figure
 from npeff.utils.files import remove_partials, write_csv, write_json
+from npeff.utils.report import BLUE, RED, new_figure, plain_axes, write_figure
 from npeff.utils.tables import write_tables
 
 SETTINGS = ("task", "model", "examples", "components", "directions", "rank", "sketch", "dim", "solver", "seed")

@@ -2,72 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import tyro
-
-from npeff import __version__
-from npeff.collect.estimate import duration
 from npeff.paper import report
+from npeff.paper.config import ReproduceConfig
 from npeff.paper.found import Listing, Missing, Value
 from npeff.paper.recipe import Recipe, Setup, Step, load_recipe, recipe_names
 from npeff.paper.runs import Bench, Workshop
 from npeff.paper.scaling import RULES, Scale, collections, estimate
-from npeff.tasks.task import BUILTIN
 from npeff.utils.configs import replace, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import write_text
+from npeff.utils.text import duration
+from npeff.utils.version import __version__
 
 ALL = "all"
-
-
-@dataclass(frozen=True)
-class ReproduceConfig:
-    """Measure a table or figure of the paper again and put both numbers side by side. Continues if stopped."""
-
-    table: tyro.conf.Positional[str] = "list"
-    """Name of a recipe, the label of its table in the paper's source, `all` of them one after another, or `list`: what
-    there is and what it needs."""
-    list: bool = False
-    """Show all recipes, what they need and what they cost at this scale."""
-    scale: float = 1.0
-    """Share of the paper's examples to use; `npeff reproduce list` says how all else shrinks with it."""
-    examples: tuple[str, ...] = ()
-    """Examples of single tasks instead, as sst2=4000 clinc150=500; they set the scale of that task."""
-    tasks: tuple[str, ...] = ()
-    """Only the parts of a table that are about these tasks."""
-    data: str | None = None
-    """Folder with the examples: sst2.jsonl, yat.jsonl, clinc150.jsonl, triviaqa.jsonl. From the Hub if not given."""
-    out: str = "reproduced"
-    """Directory of the results, and of runs that recipes share."""
-    model: str | None = None
-    """Model instead of the paper's."""
-    sketch: Literal["kron", "sparse", "dense"] | None = None
-    """Sketch instead of the paper's."""
-    solver: Literal["als", "paper"] | None = None
-    """Solver of NPEFF instead of the paper's."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale <= 1:
-            raise UserError(f"--scale is a share of the paper's examples, above 0 and at most 1, not {self.scale}.")
-        self.task_examples  # noqa: B018 - refuses what cannot be read
-
-    @property
-    def task_examples(self) -> dict[str, int]:
-        """Task → number of examples."""
-        found = {}
-        for given in self.examples:
-            task, _, count = given.partition("=")
-            if task not in BUILTIN or not count.isdigit() or int(count) < 1:
-                raise UserError(
-                    f"--examples {given!r}: write TASK=NUMBER, as sst2=4000; tasks are {', '.join(BUILTIN)}."
-                )
-            found[task] = int(count)
-        return found
 
 
 def reproduce(config: ReproduceConfig) -> Path | None:

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from npeff.analyse.config import AnalyseConfig
 from npeff.analyse.report import JSON
-from npeff.analyse.run import AnalyseConfig, analyse_one
-from npeff.collect.directions import DirectionsConfig
-from npeff.collect.run import CollectConfig, collect
-from npeff.collect.sketch.base import SketchConfig
-from npeff.decompose import Decomposition, PaperConfig, SaeConfig, kind_of
-from npeff.decompose.config import Method
-from npeff.decompose.run import DecomposeConfig, decompose
-from npeff.models.load import ModelConfig
+from npeff.analyse.run import analyse_one
+from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
+from npeff.collect.run import collect
+from npeff.decompose.base import Decomposition
+from npeff.decompose.config import DecomposeConfig, Method, PaperConfig, SaeConfig
+from npeff.decompose.methods import kind_of
+from npeff.decompose.run import decompose
+from npeff.models.config import ModelConfig
 from npeff.paper.recipe import Setup
 from npeff.paper.scaling import Scale
 from npeff.store.run import Run
-from npeff.tasks.data import DataConfig
+from npeff.tasks.config import DataConfig
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
 

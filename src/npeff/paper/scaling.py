@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from npeff.collect.directions import parse_directions
-from npeff.models.load import EMBEDDED
+from npeff.collect.config import parse_directions
+from npeff.models.config import EMBEDDED
 from npeff.paper.recipe import Recipe, Setup
 from npeff.utils.configs import replace
 

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 
 from npeff.analyse import matching
-from npeff.analyse.spectra import SpectraConfig, spectra
+from npeff.analyse.config import SpectraConfig
+from npeff.analyse.spectra import spectra
 from npeff.analyse.stability import compare_seeds, tuned_predictions
 from npeff.collect.directions import reduce_rank
-from npeff.decompose import Decomposition, FitConfig, PaperConfig, create, load
+from npeff.decompose.base import Decomposition
+from npeff.decompose.config import FitConfig, PaperConfig
+from npeff.decompose.methods import create, load
 from npeff.paper.found import Findings, Missing, Value
 from npeff.paper.recipe import Step
 from npeff.paper.runs import Bench, Workshop

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from npeff.collect.run import Prepared
+from npeff.collect.session import Prepared
 from npeff.perturb.lift import Parameters
 from npeff.perturb.tangent import moving
 

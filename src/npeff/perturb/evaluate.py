@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from npeff.collect.run import Prepared
+from npeff.collect.session import Prepared
 from npeff.perturb.divergence import Divergence, find_magnitude
 from npeff.perturb.lift import Parameters
 from npeff.perturb.protocol import Plan, Tops

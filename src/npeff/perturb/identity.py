@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from npeff.decompose import Decomposition
+from npeff.decompose.base import Decomposition
 from npeff.store.run import Run
 
 # options that say where results go, how fast they come or what comes with them, not what they are

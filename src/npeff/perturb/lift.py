@@ -15,24 +15,14 @@ import torch
 
 from npeff.collect.capture import Capture
 from npeff.collect.directions import combine_to_predicted, make_directions, predicted
-from npeff.collect.run import Prepared, tokenize
+from npeff.collect.session import Prepared
 from npeff.collect.sketch.base import with_bias
 from npeff.models.load import CapturedModule
 from npeff.perturb.row_weights import RowSums
-from npeff.store.run import Run, inputs_hash, inputs_of
-from npeff.tasks.data import Dataset
-from npeff.utils.errors import UserError
+from npeff.store.run import Run
 
 Parameters = dict[str, torch.Tensor]
 """A vector of parameter space: module name → float32 [d_out, columns]."""
-
-
-def read_prompts(run: Run, prepared: Prepared) -> list[list[int]]:
-    """Token ids of a run's prompts, after a check that its texts are those that were collected."""
-    inputs = inputs_of(run.table)
-    if inputs_hash(inputs) != run.manifest["inputs_sha256"]:
-        raise UserError(f"The example table of {run.path} is not the one that was collected. `npeff verify` mends it.")
-    return tokenize(prepared, Dataset(inputs, run.manifest["task"]["prefix"]))
 
 
 class Lifter:
@@ -43,7 +33,7 @@ class Lifter:
         collected = run.manifest["identity"]["collected"]
         self._ranks = run.source("fisher").ranks if "fisher" in collected else np.zeros(len(prompts), dtype=np.int64)
         self._starts = np.cumsum(self._ranks) - self._ranks
-        usable = ~run.table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
+        usable = run.usable
         self._gradient_place = np.cumsum(usable) - 1
         self._pef_norms = run.table["pef_norm"].to_numpy() if "fisher" in collected else None
         self._gradient_norms = run.tensor("gradient_norm").numpy() if "gradient" in collected else None

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_object, remove_partials, write_csv
-from npeff.utils.locks import only_one
+from npeff.utils.files import only_one, read_object, remove_partials, write_csv
 from npeff.utils.tables import write_tables
 
 COLUMNS = (

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from npeff.analyse.ranking import ranked
-from npeff.decompose import Decomposition, Order
+from npeff.analyse.ranking import top_examples
 from npeff.decompose.als import gram
+from npeff.decompose.base import Decomposition, Order
+from npeff.perturb.config import Direction
 from npeff.perturb.row_weights import RowSums, check_component, component_sums, example_sizes
 from npeff.perturb.whitening import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
-
-Direction = Literal["whiten", "reject", "plain"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def make_plan(
     run: Run, decomposition: Decomposition, components: Sequence[int], count: int, top: int, random: int, seed: int
 ) -> Plan:
     """Use `components`, or without any draw `count` of those that have `top` examples; draw the random examples."""
-    usable = np.flatnonzero(~run.table["set_aside"].is_valid().to_numpy(zero_copy_only=False))
+    usable = np.flatnonzero(run.usable)
     if len(usable) < random + top:
         raise UserError(
             f"{run.path} has {len(usable)} usable examples: too few for {top} top and {random} random ones. "
@@ -74,7 +73,7 @@ def make_plan(
             raise UserError(f"No component has {top} examples. Lower --top, or decompose into fewer components.")
     tops = {}
     for number in chosen:
-        orders = [(order, ranked(score[:, number])) for order, score in scores.items()]
+        orders = [(order, top_examples(score[:, number])) for order, score in scores.items()]
         tops[number] = [
             Tops(number, order, ranking[:top], ranking[top : 2 * top]) for order, ranking in orders if len(ranking)
         ]

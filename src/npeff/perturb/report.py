@@ -8,8 +8,8 @@ from typing import Any
 
 from npeff.perturb.evaluate import summary
 from npeff.perturb.where import Place, by_layer_and_kind
-from npeff.utils.figures import new_figure, write_figure
 from npeff.utils.files import write_csv, write_json
+from npeff.utils.report import new_figure, write_figure
 from npeff.utils.tables import write_tables
 
 COLUMNS = ("ratio", "predicted_ratio", "norm_ratio", "magnitude", "top_kl", "related_kl", "random_kl")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from npeff.decompose import Decomposition
 from npeff.decompose.als import gram, inverse
+from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Block, Blocks
 from npeff.store.rows import RowSource
 from npeff.utils.errors import UserError

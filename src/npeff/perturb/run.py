@@ -4,113 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import tyro
 from tqdm import tqdm
 
-from npeff import __version__
-from npeff.analyse.run import finished_decompositions
-from npeff.collect.run import Prepared, prepare_run
-from npeff.decompose import Decomposition
+from npeff.collect.session import Prepared, prepare_run, read_prompts
+from npeff.decompose.base import Decomposition
+from npeff.decompose.config import METHODS
 from npeff.decompose.run import open_decomposition
+from npeff.perturb.config import ALL, PerturbConfig
 from npeff.perturb.evaluate import Evaluator, Outcome, ratio
 from npeff.perturb.identity import identity
-from npeff.perturb.lift import Lifter, Parameters, read_prompts, scale_to_unit
+from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
 from npeff.perturb.overview import write_overview
-from npeff.perturb.protocol import Direction, Directions, Plan, make_plan, plan_directions
+from npeff.perturb.protocol import Directions, Plan, make_plan, plan_directions
 from npeff.perturb.report import write_report
-from npeff.perturb.row_weights import METHODS, check_method, truncate
+from npeff.perturb.row_weights import check_method, truncate
 from npeff.perturb.save import save_adapter, save_delta, save_model
-from npeff.perturb.sensing import Scaled, SensingConfig, check_sketch, sense
+from npeff.perturb.sensing import Scaled, check_sketch, sense
 from npeff.perturb.where import find_places, largest_entries
+from npeff.store.layout import PERTURBATIONS, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_object, remove_partials, write_json
-from npeff.utils.locks import only_one
-
-DIRECTORY = "perturbations"
-ALL = "all"
-
-
-@dataclass(frozen=True)
-class PerturbConfig:
-    """Change the model's parameters along components and measure whose predictions change. Resumes by component."""
-
-    run: tyro.conf.Positional[str]
-    """Run directory."""
-    decomposition: str | None = None
-    """Name of the decomposition, not needed if there is only one; `all`: one after another, in one table."""
-    components: tuple[int, ...] = ()
-    """Components to perturb; without any, --count of them are drawn at random."""
-    count: int = 8
-    """Components to draw; only those with at least --top examples."""
-    way: Literal["lift", "sensing"] = "lift"
-    """lift: the exact vector, by a weighted backward pass over the run's examples. sensing: the paper's, from the
-    sketch alone."""
-    direction: Direction = "whiten"
-    """whiten: least effect on other examples. reject: the paper's, orthogonal to other components. plain: neither."""
-    threshold: float = 0.5
-    """reject: components with a cosine of at least this size are not rejected from."""
-    ridge: float | None = None
-    """whiten: what is added to the mean Fisher; chosen on held-out examples if not given."""
-    background_rows: int = 4096
-    """whiten: most Fisher rows of the background; random examples are never in it, nor a component's top examples."""
-    carriers: float = 0.3
-    """whiten: share of the examples that carry the direction, which is solved anew for them; fewer lift faster."""
-    fidelity: float = 0.999
-    """lift: use as few examples as give this cosine with the whole sum; 1 uses all. What whitening has cancelled comes
-    back with the examples left out, so it needs a high one."""
-    top: int = 16
-    """Top examples of a component."""
-    random: int = 128
-    """Random examples to compare with."""
-    magnitude: float | None = None
-    """Length of the change (20 in the paper); without it, the length that gives top examples --target-kl."""
-    target_kl: float = 0.1
-    """Mean KL divergence of top examples to reach, so that methods are compared at equal effect."""
-    predict: bool = True
-    """Also say the ratio that derivatives predict; without it, measuring takes little more than half as long."""
-    curve: tuple[float, ...] = ()
-    """Also measure the ratio at these multiples of the magnitude, as 0.1 0.3 1 3, for a figure."""
-    save: Literal["nothing", "delta", "adapter", "model"] = "nothing"
-    """Write the change of the best sign: alone, as a low-rank adapter (PEFT's layout), or in a copy of the model."""
-    adapter_share: float = 0.9
-    """adapter: share of each matrix's squared length to keep."""
-    adapter_rank: int = 64
-    """adapter: largest rank it may take."""
-    memory_gb: float = 4.0
-    """For the vectors that are lifted together: one takes 4 bytes a parameter."""
-    seed: int = 0
-    """Seed of the components and examples that are drawn."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
-    label: str | None = None
-    """Name of the results; made from decomposition, direction and way if not given."""
-    overwrite: bool = False
-    """Replace results of the same name that were made with other options."""
-    sensing: SensingConfig = field(default_factory=SensingConfig)
-
-    def __post_init__(self) -> None:
-        if min(self.count, self.top, self.random, self.background_rows, self.adapter_rank) < 1:
-            raise UserError("--count, --top, --random, --background-rows and --adapter-rank must be at least 1.")
-        for name in ("target_kl", "memory_gb", "magnitude", "ridge"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"--{name.replace('_', '-')} should be above 0, not {value}.")
-        if any(not factor > 0 for factor in self.curve):
-            raise UserError("--curve takes multiples above 0.")
-        for name in ("fidelity", "threshold", "carriers", "adapter_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"--{name.replace('_', '-')} should be above 0 and at most 1.")
-        if self.label is not None and (not self.label or Path(self.label).name != self.label or self.label[0] == "."):
-            raise UserError(f"{self.label!r} cannot be the name of a directory.")
-        if self.decomposition == ALL and (self.label is not None or self.components):
-            raise UserError(f"--decomposition {ALL} goes without --label and --components, which are for a single one.")
+from npeff.utils.files import only_one, read_object, remove_partials, write_json
+from npeff.utils.version import __version__
 
 
 def perturb(config: PerturbConfig) -> dict[str, Any]:
@@ -121,16 +41,16 @@ def perturb(config: PerturbConfig) -> dict[str, Any]:
     run = Run.open(config.run)
     if config.decomposition != ALL:
         found = _perturb_one(run, config)
-        write_overview(run.path / DIRECTORY)
+        write_overview(run.path / PERTURBATIONS)
         return found
     found = {name: _perturb_one(run, dataclasses.replace(config, decomposition=name)) for name in _perturbable(run)}
-    print(f"\n{write_overview(run.path / DIRECTORY)}\nin {run.path / DIRECTORY}")
+    print(f"\n{write_overview(run.path / PERTURBATIONS)}\nin {run.path / PERTURBATIONS}")
     return found
 
 
 def _perturbable(run: Run) -> list[str]:
     """Decompositions of a run whose components are directions of parameters, in the order of the paper's table."""
-    methods = {name: open_decomposition(run, name).config.method for name in finished_decompositions(run)}
+    methods = {name: open_decomposition(run, name).config.method for name in decomposition_names(run.path)}
     names = sorted(
         (name for name in methods if methods[name] in METHODS), key=lambda name: METHODS.index(methods[name])
     )
@@ -145,7 +65,7 @@ def _perturb_one(run: Run, config: PerturbConfig) -> dict[str, Any]:
     decomposition = open_decomposition(run, config.decomposition)
     check_method(decomposition)
     name = config.decomposition or decomposition.config.method
-    folder = run.path / DIRECTORY / (config.label or f"{name}-{config.direction}-{config.way}")
+    folder = run.path / PERTURBATIONS / (config.label or f"{name}-{config.direction}-{config.way}")
     plan = make_plan(run, decomposition, config.components, config.count, config.top, config.random, config.seed)
     with only_one(folder):
         key = _start(folder, run, decomposition, config)

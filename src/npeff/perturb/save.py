@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from npeff.collect.run import Prepared
+from npeff.collect.session import Prepared
 from npeff.models.load import Selection
 from npeff.perturb.lift import Parameters, norm
 from npeff.perturb.weights import EditedWeights

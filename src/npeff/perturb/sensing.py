@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from npeff.collect.sketch import Sketch
+from npeff.collect.sketch.base import Sketch
+from npeff.perturb.config import SensingConfig
 from npeff.perturb.lift import Parameters, norm, scale_to_unit
 from npeff.utils.errors import UserError
 
@@ -30,31 +31,6 @@ PLANTED = 32
 """Entries of the vector that a sketch is tried with."""
 RECOVERED = 0.9
 """Cosine with which they have to be found again."""
-
-
-@dataclass(frozen=True)
-class SensingConfig:
-    """Options of compressed sensing; the defaults are the paper's."""
-
-    mu: float = 4e-5
-    """Weight of the residual is 1/mu: the smaller, the denser the vector. For a sketch of norm 1 and h of length 1."""
-    gamma: float = 0.99
-    """Continuation starts where the vector leaves zero, times this."""
-    beta: float = 4.0
-    """Factor by which mu falls between steps of the continuation."""
-    inner_iterations: int = 1
-    """Most iterations for each mu; more are slower and fit the sketch more closely."""
-    inner_tolerance: float = 1e-3
-    """An inner loop ends when the vector changes by less than this share of its length."""
-    long_steps: bool = False
-    """Lengthen steps where the sketch allows (Barzilai and Borwein's rule, as the authors' later FPC-BB does): what is
-    very sparse is found in tens of iterations instead of thousands, given 20 inner iterations."""
-    debias: int = 0
-    """Conjugate-gradient steps on the entries found, to undo the shrinkage of their sizes; the paper has none."""
-
-    def __post_init__(self) -> None:
-        if not (self.mu > 0 and 0 < self.gamma < 1 and self.beta > 1 and self.inner_iterations >= 1):
-            raise UserError("Sensing needs mu > 0, gamma between 0 and 1, beta > 1 and at least one inner iteration.")
 
 
 THOROUGH = SensingConfig(inner_iterations=20, long_steps=True)

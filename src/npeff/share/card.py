@@ -9,12 +9,14 @@ from typing import Any
 
 import yaml
 
+from npeff.analyse.config import AnalyseConfig
 from npeff.analyse.report import JSON, chance_in_words
-from npeff.analyse.run import ANALYSIS, AnalyseConfig, analyse_one, decomposition_folder, finished_decompositions
+from npeff.analyse.run import analyse_one
 from npeff.analyse.telling import telling
 from npeff.analyse.tunings import KINDS
 from npeff.decompose.config import METHODS
 from npeff.explore.themes import Annotations
+from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.files import read_json
 
@@ -114,11 +116,11 @@ def _facts(run: Run, rows: bool) -> list[list[str]]:
 
 def _analyses(run: Run) -> Iterator[dict[str, Any]]:
     """Analyses of all decompositions, NPEFF first; what is not analysed yet is."""
-    names = finished_decompositions(run)
+    names = decomposition_names(run.path)
     for name in names:
-        if not (decomposition_folder(run, name) / ANALYSIS / JSON).is_file():
+        if not (decomposition_folder(run.path, name) / ANALYSIS / JSON).is_file():
             analyse_one(run, name, AnalyseConfig(str(run.path), name))
-    found = [read_json(decomposition_folder(run, name) / ANALYSIS / JSON) for name in names]
+    found = [read_json(decomposition_folder(run.path, name) / ANALYSIS / JSON) for name in names]
     yield from sorted(found, key=lambda analysis: METHODS.index(analysis["method"]))
 
 

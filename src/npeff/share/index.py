@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npeff import __version__
-from npeff.store.run import EXAMPLES, MANIFEST, SHARDS, Run
+from npeff.store.layout import EXAMPLES, MANIFEST, SHARDS
+from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import sha256
+from npeff.utils.version import __version__
 
 FORMAT = 1
 INDEX = "share.json"

@@ -5,50 +5,18 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from tqdm import tqdm
 
-from npeff.collect.estimate import amount
 from npeff.share.card import make_card
+from npeff.share.config import PullConfig, PushConfig
 from npeff.share.hub import HUB, Place, is_empty_or_shared, open_place
 from npeff.share.index import CARD, INDEX, Index, make_index, read_index, shared_files
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
-from npeff.utils.files import disk_errors, sha256
-from npeff.utils.locks import only_one
-
-
-@dataclass(frozen=True)
-class PushConfig:
-    """Share a run's results in a folder, a zip file or on the Hugging Face Hub, with a card and hashes of all files."""
-
-    run: tyro.conf.Positional[str]
-    """Run directory."""
-    to: tyro.conf.Positional[str]
-    """Folder, file NAME.zip, or hf://owner/name. An earlier push of the same run is replaced; anything else
-    is left alone."""
-    rows: bool = False
-    """Also share the collected rows. They are large; without them a run can be explored and analysed, and its rows
-    collected again, but not decomposed."""
-    public: bool = False
-    """Make a new repository on the Hub public. The texts of the examples are part of what is shared."""
-
-
-@dataclass(frozen=True)
-class PullConfig:
-    """Get a shared run from a folder, a zip file or the Hugging Face Hub. Every file is checked by its hash."""
-
-    source: tyro.conf.Positional[str]
-    """Folder, file NAME.zip, or hf://owner/name."""
-    run: tyro.conf.Positional[str]
-    """Run directory to make; it must not be there yet."""
-    revision: str | None = None
-    """Branch, tag or commit of the Hub's repository."""
-    sha256: str | None = None
-    """Hash that `npeff push` has printed; anything else is refused."""
+from npeff.utils.files import disk_errors, only_one, sha256
+from npeff.utils.text import amount
 
 
 def push(config: PushConfig) -> str:

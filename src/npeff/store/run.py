@@ -26,13 +26,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from npeff.store.examples import inputs_hash, usable
+from npeff.store.layout import EXAMPLES, MANIFEST, SHARDS
 from npeff.utils.errors import UserError, out_of_memory
 from npeff.utils.files import parse_json, read_json, remove_partials, sha256, whole_file, without_seal, write_json
+from npeff.utils.types import Array
 
 FORMAT = 1
-MANIFEST = "manifest.json"
-EXAMPLES = "examples.parquet"
-SHARDS = "shards"
 
 # what a decomposition may ask for: tensor in the shards, and the switch of `npeff collect` that adds it
 KINDS = {
@@ -156,6 +156,11 @@ class Run:
         return table
 
     @property
+    def usable(self) -> Array:
+        """Which examples were not set aside, bool [m]."""
+        return usable(self.table)
+
+    @property
     def has_rows(self) -> bool:
         """Whether there are shards at all; a run may be shared without them."""
         return (self.path / SHARDS).is_dir()
@@ -176,8 +181,7 @@ class Run:
         if kind not in self.manifest["identity"]["collected"]:
             raise UserError(f"{self.path} has no {kind} rows. Collect a run with {switch}.")
         ranks = self.table["rank"].to_numpy().astype(np.int64)
-        usable = (~self.table["set_aside"].is_valid().to_numpy()).astype(np.int64)
-        return StoredRows(self, tensor, ranks if kind == "fisher" else usable)
+        return StoredRows(self, tensor, ranks if kind == "fisher" else self.usable.astype(np.int64))
 
     def tensor(self, name: str) -> torch.Tensor:
         """A per-example tensor of all shards, [m, ...]; for the small ones, such as `probabilities`."""
@@ -419,17 +423,3 @@ def write_examples(path: Path, examples: pa.Table) -> None:
     """Write an example table, whole or not at all."""
     with whole_file(path) as temporary:
         pq.write_table(examples, temporary)
-
-
-def inputs_of(examples: pa.Table) -> pa.Table:
-    """The columns that a collection starts from, without those that it found."""
-    asked = {"source_row", "text", "label", "answer"}
-    return examples.select([name for name in examples.column_names if name in asked or name.startswith("field:")])
-
-
-def inputs_hash(examples: pa.Table) -> str:
-    """Hash of what is asked: texts, labels, answers and fields."""
-    digest = hashlib.sha256()
-    for name in sorted(examples.column_names):
-        digest.update(json.dumps([name, examples[name].to_pylist()], ensure_ascii=False).encode())
-    return digest.hexdigest()

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from email.message import Message as Headers
 from typing import IO, Any
 
-from npeff import __version__
 from npeff.utils.errors import UserError
+from npeff.utils.version import __version__
 
 PATH = "/chat/completions"
 _LONGEST_WAIT = 60.0

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npeff.analyse.ranking import Array, distinct, ranked
+from npeff.analyse.ranking import distinct, top_examples
 from npeff.utils.errors import UserError
+from npeff.utils.types import Array
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Pool:
 
     def top(self, scores: Array, size: int) -> tuple[int, ...]:
         """The `size` best examples with distinct texts; fewer if there are not so many above zero."""
-        order = ranked(np.where(self.usable, scores, 0).astype(np.float32))
+        order = top_examples(scores.astype(np.float32), self.usable)
         return tuple(distinct(order, self.texts, size).tolist())
 
     def random(

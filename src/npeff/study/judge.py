@@ -7,19 +7,17 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from tqdm import tqdm
 
 from npeff.study.answers import LONGEST, THEMES, Answer, Sheet, write_sheet
 from npeff.study.chat import Chat
+from npeff.study.config import JudgeConfig
 from npeff.study.kit import Kit, read_key, read_kit
 from npeff.study.score import save_labels
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json, write_json
-from npeff.utils.locks import only_one
+from npeff.utils.files import only_one, read_json, write_json
 
 JUDGES = "judges"
 _CHARACTERS_PER_TOKEN = 4
@@ -30,40 +28,6 @@ FORM_OF_ANSWER = (
     "words."
 )
 _ANSWER = re.compile(r"(yes|maybe|no)\s*(?:[:.,;\u2013\u2014-]+\s*(.*))?", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class JudgeConfig:
-    """Let a language model fill in a kit, one group at a time. Answers are kept, so a stopped judge continues."""
-
-    kit: tyro.conf.Positional[str]
-    """Directory of the kit."""
-    endpoint: str
-    """Address of an OpenAI-compatible server, such as http://localhost:8000/v1."""
-    model: str
-    """Name of the model there."""
-    key_env: str | None = None
-    """Environment variable that holds the API key; the key itself is never written or shown."""
-    temperature: float | None = 0.0
-    """Randomness of the answers; None leaves it to the server, as some models demand."""
-    max_tokens: int = 1000
-    """Longest answer, with what a model thinks before it."""
-    timeout: float = 120.0
-    """Seconds to wait for an answer."""
-    retries: int = 5
-    """How often a busy server is asked again for an answer."""
-    wait: float = 1.0
-    """Seconds before the first of these; each further one waits twice as long."""
-    dry_run: bool = False
-    """Only say how many requests and tokens it would take."""
-    save_labels: str | None = None
-    """Run directory whose components get the themes as automatic labels."""
-
-    def __post_init__(self) -> None:
-        if not self.model.strip():
-            raise UserError("--model is empty; name a model of the endpoint.")
-        if self.max_tokens < 1 or self.timeout <= 0 or self.retries < 0 or self.wait < 0:
-            raise UserError("--max-tokens and --timeout must be above zero, --retries and --wait not below it.")
 
 
 def judge(config: JudgeConfig) -> Path | None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import tyro
 
-from npeff import __version__
-from npeff.analyse.run import decomposition_folder, encode, finished_decompositions, load_decomposition
+from npeff.decompose.run import open_decomposition
+from npeff.store.examples import encode, usable
+from npeff.store.layout import decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.study import page, pdf
 from npeff.study.choose import Picked, Pool, Ranking, deal, pick_components, shares
+from npeff.study.config import MakeConfig
 from npeff.study.kit import FORMAT, GROUPS, KEY, Group, KeyEntry, Kit, Sample
 from npeff.study.preamble import SAMPLES, about_task, preamble
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, whole_file, write_json
+from npeff.utils.version import __version__
 
 LONGEST = 700
 """Characters of a text that are shown."""
@@ -29,68 +31,13 @@ Keep it from the annotators until all forms are in: hand out only the form.
 """
 
 
-@dataclass(frozen=True)
-class MakeConfig:
-    """Write forms for a blind study: do the top examples of components have a theme, and do random ones?
-
-    The defaults are one of the five forms that the paper's annotators were given for a task; --forms 5 makes all.
-    """
-
-    run: tyro.conf.Positional[str]
-    """Directory of the run."""
-    out: tyro.conf.Positional[str]
-    """Directory to write the kit to."""
-    decomposition: tuple[str, ...] = ()
-    """Decomposition to study; several are mixed in the same forms. May be left out if the run has only one."""
-    groups: int = 20
-    """Groups in a form."""
-    forms: int = 1
-    """Forms, each with other groups."""
-    size: int = 5
-    """Texts in a group: the top examples of a component, no text twice, or as many random ones."""
-    random_share: float = 0.5
-    """Share of the groups that are random texts."""
-    seed: int = 0
-    """Seed of all random choices."""
-    about: str | None = None
-    """What the texts are, in a sentence or two for the annotators; without it, what the task says."""
-    sample_component: int | None = None
-    """Component of the first decomposition to show as a worked sample, beside random texts; the study leaves it out.
-    Without it the samples are invented texts."""
-    sample_theme: str | None = None
-    """The theme of --sample-component in a few words."""
-    font: str | None = None
-    """TrueType font of the PDF, for texts that DejaVu Sans cannot show, such as Chinese."""
-
-    def __post_init__(self) -> None:
-        if self.groups < 2 or self.forms < 1 or self.size < 2:
-            raise UserError("A kit needs at least 2 --groups, 1 form in --forms and a --size of 2.")
-        if not 0 < self.random_groups < self.groups:
-            raise UserError(
-                f"--random-share {self.random_share} of {self.groups} groups leaves no random or no component group."
-            )
-        if len(set(self.decomposition)) < len(self.decomposition):
-            raise UserError("--decomposition names the same one twice.")
-        if (self.sample_component is None) != (not (self.sample_theme or "").strip()):
-            raise UserError("--sample-component and --sample-theme go together.")
-        if self.about is not None and not self.about.strip():
-            raise UserError("--about is empty; leave it out or say what the texts are.")
-        if self.seed < 0:
-            raise UserError("--seed must not be negative.")
-
-    @property
-    def random_groups(self) -> int:
-        """Random groups in a form."""
-        return round(self.groups * self.random_share)
-
-
 def make(config: MakeConfig) -> Path:
     """Write the kit and return its directory. The same config and run give the same files."""
     pdf.check_library()
     run = Run.open(config.run)
     names = _names(run, config)
     texts = shown_texts(run.table)
-    pool = Pool(encode(pa.chunked_array([texts], pa.string()))[0], _usable(run.table))
+    pool = Pool(encode(pa.chunked_array([texts], pa.string()))[0], usable(run.table))
     samples, dealt = _choose(config, pool, [_ranking(run, name) for name in names], texts)
     groups = tuple(
         Group(number, form, tuple(texts[i] for i in picked.examples)) for number, (form, picked) in enumerate(dealt, 1)
@@ -120,12 +67,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - len(CUT)].rstrip() + CUT
 
 
-def _usable(table: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    return ~table["set_aside"].is_valid().to_numpy(zero_copy_only=False)
-
-
 def _names(run: Run, config: MakeConfig) -> list[str]:
-    known = finished_decompositions(run)
+    known = decomposition_names(run.path)
     if config.decomposition or len(known) == 1:
         return list(config.decomposition) or known
     if not known:
@@ -136,7 +79,7 @@ def _names(run: Run, config: MakeConfig) -> list[str]:
 
 
 def _ranking(run: Run, name: str) -> Ranking:
-    scores = load_decomposition(run, name).scores()
+    scores = open_decomposition(run, name).scores()
     return Ranking(name, scores.shape[1], lambda component: scores[:, component].float().cpu().numpy())
 
 
@@ -175,7 +118,7 @@ def _sample_top(config: MakeConfig, pool: Pool, ranking: Ranking) -> tuple[int, 
 
 
 def _key(kit: Kit, config: MakeConfig, run: Run, names: list[str], entries: list[KeyEntry]) -> dict[str, Any]:
-    tensors = {name: read_json(decomposition_folder(run, name) / "config.json")["sha256"] for name in names}
+    tensors = {name: read_json(decomposition_folder(run.path, name) / "config.json")["sha256"] for name in names}
     return {
         "format": FORMAT,
         "kit": kit.id,

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from npeff import __version__
-from npeff.analyse.run import decomposition_folder
 from npeff.explore.themes import LONGEST, Annotations
+from npeff.store.layout import decomposition_folder
 from npeff.store.run import Run
 from npeff.study import report
 from npeff.study.answers import Sheet, read_sheets
+from npeff.study.config import ScoreConfig
 from npeff.study.count import count
 from npeff.study.kit import Key, read_key, read_kit
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
+from npeff.utils.version import __version__
 
 RESULTS = "results"
-
-
-@dataclass(frozen=True)
-class ScoreConfig:
-    """Count what annotators answered. Writes tables into KIT/results, which name components: wait until all are in."""
-
-    kit: tyro.conf.Positional[str]
-    """Directory of the kit, with its key."""
-    forms: tyro.conf.Positional[tuple[str, ...]]
-    """Filled forms: PDF, JSON (from the page or from a judge), or CSV with group, answer and theme."""
-    save_labels: str | None = None
-    """Run directory whose components get the themes as labels."""
-
-    def __post_init__(self) -> None:
-        if not self.forms:
-            raise UserError("Give the filled forms to score.")
 
 
 def score(config: ScoreConfig) -> Path:
@@ -61,7 +43,7 @@ def save_labels(path: str, key: Key, sheets: Sequence[Sheet]) -> int:
         raise UserError(f"The kit was made of another run than {path}.")
     saved = 0
     for name, tensors in key.decompositions.items():
-        if read_json(decomposition_folder(run, name) / "config.json").get("sha256") != tensors:
+        if read_json(decomposition_folder(run.path, name) / "config.json").get("sha256") != tensors:
             raise UserError(f"Decomposition {name!r} of {path} was made anew since the kit; its components are others.")
         journal = Annotations(run, name)
         for entry in key.groups:

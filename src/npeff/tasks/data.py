@@ -5,56 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from npeff.tasks.config import FIELD, DataConfig
 from npeff.tasks.label_parsing import Labels, answer_text, scalar_text
 from npeff.tasks.readers import Source
 from npeff.tasks.sources import open_source
-from npeff.tasks.task import Task, is_text
+from npeff.tasks.task import Task
 from npeff.utils.errors import UserError
+from npeff.utils.text import is_text
 
-FIELD = "field:"
 _CHUNK = 65_536
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which examples to use."""
-
-    task: str = "reviews"
-    """Built-in task (reviews, sst2, yat, clinc150, triviaqa) or the path of a task file."""
-    data: str | None = None
-    """File (JSONL, CSV, TSV, Parquet) or Hub id, instead of the task's own data."""
-    data_config: str | None = None
-    """Configuration of a data set on the Hub."""
-    split: str | None = None
-    """Split, in the syntax of the datasets package; of a local file, the rows whose column `split` says so."""
-    text_column: str | None = None
-    """Column with the text, if it is not one of the task's."""
-    label_column: str | None = None
-    """Column with the label, if it is not one of the task's."""
-    limit: int | None = None
-    """Use at most so many examples."""
-    shuffle_seed: int | None = None
-    """Shuffle with this seed before the limit; without it the order of the data is kept."""
-    unique: bool = True
-    """Keep only the first of several examples with the same text."""
-    on_bad_example: Literal["error", "drop"] = "error"
-    """What to do with an empty text, an unknown label and the like: stop, or leave the example out and say so."""
-    few_shot: int = 0
-    """Put so many labelled examples, drawn at random, before every prompt; they are left out of the examples."""
-    few_shot_seed: int = 0
-    """Seed of that draw."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("limit", 1), ("shuffle_seed", 0), ("few_shot", 0), ("few_shot_seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"--{name.replace('_', '-')} is {value}; it should be at least {least}.")
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from npeff.tasks.config import BUILTIN
 from npeff.utils.errors import UserError
-
-BUILTIN: tuple[str, ...] = ("reviews", "sst2", "yat", "clinc150", "triviaqa")
+from npeff.utils.text import is_text
 
 LARGEST = 1_000_000
 """Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""
@@ -243,11 +243,3 @@ def _check_types(task: Task) -> None:
         for item in (*mapping.keys(), *mapping.values()):
             if not is_text(item):
                 raise ValueError(f"{item!r} is not text{quote}")
-
-
-def is_text(value: object) -> bool:
-    """Whether `value` is a string that UTF-8 can hold (half of a surrogate pair is not)."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False

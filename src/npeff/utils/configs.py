@@ -1,21 +1,49 @@
-"""Configs are frozen dataclasses: the command line, the Python call and the replay file are made from the same class.
+"""Dataclasses as options and as JSON.
 
-A field's docstring is its help text. `to_dict` and `from_dict` are inverse to each other, an unknown key is an error.
+A config is a frozen dataclass: the command line, the Python call and the replay file are made from the same class. A
+record is a dataclass that one stage hands to another, or writes as JSON. The docstring under a field says what it is:
+it is the help text of an option and the documentation of an entry. `to_dict` and `from_dict` are inverse to each other.
+
+A config class may say what has become of options of earlier versions, and which options most people set:
+
+    common: ClassVar[tuple[str, ...]]     options that `--help` shows first
+    renamed: ClassVar[dict[str, str]]     old name → new name
+    removed: ClassVar[dict[str, str]]     old name → why it is gone
+
+Files of earlier versions are read with their old names; people who use one are told the new one.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import inspect
 import os
+import textwrap
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from npeff.utils.errors import UserError
+from npeff.utils.files import read_object, write_json
 
-__all__ = ["check_numbers", "from_dict", "from_options", "replace", "to_dict"]
+__all__ = [
+    "check_numbers",
+    "did_you_mean",
+    "field_docs",
+    "from_dict",
+    "from_options",
+    "leaves",
+    "read_record",
+    "refuse_old",
+    "replace",
+    "to_dict",
+    "write_record",
+]
 
 Config = TypeVar("Config")
 
@@ -28,15 +56,44 @@ def to_dict(config: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return to_dict(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def read_record(kind: type[Config], path: Path) -> Config:
+    """A record of class `kind` from a JSON file of ours.
+
+    Args:
+        kind: A dataclass.
+        path: The file, as `write_record` wrote it.
+
+    Returns:
+        The record.
+
+    Raises:
+        UserError: The file cannot be read, is damaged, or does not hold such a record.
+    """
+    values = read_object(path)
+    try:
+        return from_dict(kind, values)
+    except UserError as error:
+        raise UserError(f"{path} is damaged, or was written by another version: {error}") from error
+
+
+def write_record(path: Path, record: Any, sealed: bool = False) -> None:
+    """Write a dataclass as JSON, whole or not at all; `sealed` as for `write_json`."""
+    write_json(path, to_dict(record), sealed=sealed)
 
 
 def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """A config of class `kind` from what `to_dict` gave."""
     if not isinstance(values, dict):
         raise UserError(f"{kind.__name__} should be a mapping, not {type(values).__name__}.")
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    renamed, removed = getattr(kind, "renamed", {}), getattr(kind, "removed", {})
+    values = {renamed.get(name, name): value for name, value in values.items() if name not in removed}
     unknown = sorted(set(values) - set(names))
     if unknown:
         raise UserError(f"Unknown option {', '.join(unknown)} in {kind.__name__}; it knows {', '.join(names)}.")
@@ -85,13 +142,12 @@ def _brief(number: int) -> str:
 
 def from_options(kind: type[Config], options: dict[str, Any]) -> Config:
     """A config from options that all lie on one level, as on the command line; those of its parts are found by name."""
-    known = _leaves(kind)
+    known = leaves(kind)
     values: dict[str, Any] = {}
     for name, value in options.items():
+        refuse_old(kind, name)
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise UserError(f"There is no option {name!r}.{hint} Options are {', '.join(known)}.")
+            raise UserError(f"There is no option {name!r}.{did_you_mean(name, known)} Options are {', '.join(known)}.")
         place = values
         for part in known[name]:
             place = place.setdefault(part, {})
@@ -99,16 +155,61 @@ def from_options(kind: type[Config], options: dict[str, Any]) -> Config:
     return from_dict(kind, values)
 
 
-def _leaves(kind: Any, parts: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+def did_you_mean(name: str, known: Sequence[str] | dict[str, Any]) -> str:
+    """A sentence with the nearest of the names that exist, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def refuse_old(kind: Any, name: str, form: str = "{}") -> None:
+    """Tell people who use an option of an earlier version what has become of it.
+
+    Args:
+        kind: Config class.
+        name: Name of the option, with underscores.
+        form: How options are written where it was given: as they are, or `--{}`.
+
+    Raises:
+        UserError: The option has another name now, or is gone.
+    """
+    for part in (kind, *(hint for hint in typing.get_type_hints(kind).values() if dataclasses.is_dataclass(hint))):
+        old = form.format(name.replace("_", "-") if form != "{}" else name)
+        if name in getattr(part, "renamed", {}):
+            new = part.renamed[name]
+            raise UserError(f"{old} is now {form.format(new.replace('_', '-') if form != '{}' else new)}.")
+        if name in getattr(part, "removed", {}):
+            raise UserError(f"{old} is gone: {part.removed[name]}")
+
+
+def leaves(kind: Any, parts: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
     """Options of a config → the nested configs that they lie in, outermost first."""
     hints = typing.get_type_hints(kind)
-    found: dict[str, tuple[str, ...]] = {}
+    places: dict[str, tuple[str, ...]] = {}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
-            found |= _leaves(hints[field.name], (*parts, field.name))
+            places |= leaves(hints[field.name], (*parts, field.name))
         else:
-            found[field.name] = parts
-    return found
+            places[field.name] = parts
+    return places
+
+
+def field_docs(kind: Any) -> dict[str, str]:
+    """The docstrings under the fields of a dataclass and of those that it inherits from, each in one line."""
+    docs: dict[str, str] = {}
+    for base in reversed(inspect.getmro(kind)):
+        if not dataclasses.is_dataclass(base):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(typing.cast(type, base)))).body
+        assert isinstance(tree, ast.ClassDef)
+        for first, second in zip(tree.body, tree.body[1:], strict=False):
+            if (
+                isinstance(first, ast.AnnAssign)
+                and isinstance(first.target, ast.Name)
+                and isinstance(second, ast.Expr)
+                and isinstance(second.value, ast.Constant)
+            ):
+                docs[first.target.id] = " ".join(str(second.value.value).split())
+    return docs
 
 
 def _typed(hint: Any, value: Any, name: str) -> Any:
@@ -119,15 +220,29 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _typed(next(kind for kind in arguments if kind is not type(None)), value, name)
+        kinds = [kind for kind in arguments if kind is not type(None)]
+        if len(kinds) > 1:  # of several plain types, the one that the value has
+            kinds = [kind for kind in kinds if isinstance(kind, type) and isinstance(value, kind)] or kinds
+        return _typed(kinds[0], value, name)
     if origin is typing.Literal:
         fits = value in arguments
     elif dataclasses.is_dataclass(hint):
         return from_dict(typing.cast(Any, hint), value)
     elif origin is tuple:
         fits = isinstance(value, list | tuple)
-        if fits:
+        if fits and len(arguments) == 2 and arguments[1] is ...:
             return tuple(_typed(arguments[0], item, name) for item in value)
+        if fits and len(arguments) == len(value):
+            return tuple(_typed(kind, item, name) for kind, item in zip(arguments, value, strict=True))
+        fits = False
+    elif origin is list:
+        fits = isinstance(value, list | tuple)
+        if fits:
+            return [_typed(arguments[0], item, name) for item in value]
+    elif origin is dict:
+        fits = isinstance(value, dict)
+        if fits:
+            return {key: _typed(arguments[1], item, name) for key, item in value.items()}
     elif hint is float:
         fits = isinstance(value, int | float) and not isinstance(value, bool) and not _overflows(value)
         value = float(value) if fits else value

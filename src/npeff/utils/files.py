@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from npeff.utils.errors import UserError, out_of_memory
 
 PARTIAL = ".partial"
@@ -219,3 +221,34 @@ def remove_partials(directory: Path, below: bool = False) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def only_one(directory: Path, active: bool = True, wait: float = 0.0) -> Iterator[None]:
+    """Be the only writer of a directory, as long as the block runs and however it ends.
+
+    Args:
+        directory: What to lock; made if it is missing.
+        active: Whether to do it at all: of several ranks, one holds the lock for all.
+        wait: Seconds to wait for another writer.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UserError: Another process is writing there, or the directory cannot be written to.
+    """
+    if not active:
+        yield
+        return
+    lock = FileLock(directory / ".lock", timeout=wait, poll_interval=0.01)
+    try:
+        with disk_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+    except Timeout as error:
+        raise UserError(f"Another process is writing to {directory}. Wait for it to end.") from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from npeff.collect.sketch import Sketch, SketchConfig, sparse
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch import sparse
+from npeff.collect.sketch.base import Sketch
 from npeff.models.load import CapturedModule
 
 KINDS = ("kron", "sparse", "dense")

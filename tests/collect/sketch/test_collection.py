@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from npeff.collect.sketch import SketchConfig, make_sketch
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch.make import make_sketch
 from tests.collect.sketch.layers import PassThrough, collect, convert, every_config, every_kind, flat_rmatvec
 
 

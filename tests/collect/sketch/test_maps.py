@@ -10,9 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npeff.collect.sketch import SketchConfig, make_sketch
-from npeff.collect.sketch.base import random_bits, random_signs
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch.base import random_signs
+from npeff.collect.sketch.make import make_sketch
 from npeff.models.load import CapturedModule
+from npeff.utils.random import random_bits
 from tests.collect.sketch.layers import CONFIGS, KINDS, every_config, every_kind, flat_rmatvec, linear, random_gradient
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from npeff.collect.sketch import SketchConfig, make_sketch, sparse
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch import sparse
+from npeff.collect.sketch.make import make_sketch
 from npeff.utils.errors import UserError
 from tests.collect.sketch.layers import linear, random_gradient
 
@@ -51,7 +53,9 @@ def test_sparse_sums_rows_without_embedding_bag_too(batch: int) -> None:
 
 INTERPRETED = """
 import torch
-from npeff.collect.sketch import SketchConfig, make_sketch, sparse_triton
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch import sparse_triton
+from npeff.collect.sketch.make import make_sketch
 from tests.collect.sketch.layers import linear, random_gradient, slots
 
 sparse_triton._CHUNK = 1024  # the interpreter takes its time for every turn of a loop

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from npeff.collect.sketch import SketchConfig, make_sketch
-from npeff.collect.sketch.base import random_bits
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch.make import make_sketch
+from npeff.utils.random import random_bits
 from tests.collect.sketch.layers import every_config, linear, random_gradient, slots
 
 

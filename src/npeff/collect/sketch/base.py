@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import abc
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
+from npeff.collect.config import SketchConfig
 from npeff.models.load import CapturedModule
-from npeff.utils.errors import UserError
-
-
-@dataclass(frozen=True)
-class SketchConfig:
-    """How gradients are projected."""
-
-    sketch: Literal["kron", "sparse", "dense"] = "kron"
-    """kron: fast and for any model. sparse: the paper's. dense: plus and minus one, for a small dimension."""
-    dim: int = 16384
-    """Length p of a projected gradient."""
-    copies: int = 1
-    """kron only: independent copies that are added; more are more accurate, and slower."""
-    side: int | None = None
-    """kron only: rows of the two small matrices, by default twice the root of the dimension."""
-    sketch_seed: int = 0
-    """Seed of the projection. Runs can be compared only under the same one."""
-
-    def __post_init__(self) -> None:
-        if self.dim < 1 or self.copies < 1:
-            raise UserError("The sketch's --dim and --copies must be at least 1.")
-        if self.side is not None and self.side**2 < self.dim:
-            raise UserError(f"A --side of {self.side} is too small: its square must be at least --dim {self.dim}.")
-        if self.sketch == "sparse" and self.dim % 32:
-            raise UserError(f"The sparse sketch needs a --dim that 32 divides, not {self.dim}.")
+from npeff.utils.random import random_bits
 
 
 class Sketch(abc.ABC):
@@ -100,25 +74,7 @@ def gradients(module: CapturedModule, delta: torch.Tensor, x: torch.Tensor) -> t
     return torch.einsum("bto,bti->boi", delta.float(), with_bias(module, x).float())
 
 
-def random_bits(count: int, *key: object) -> np.ndarray:
-    """`count` bytes of the Philox counter generator keyed by `key`: the same on every machine and device."""
-    digest = hashlib.sha256("\x1f".join(map(str, key)).encode()).digest()
-    generator = np.random.Philox(key=np.frombuffer(digest[:16], dtype="<u8").astype(np.uint64))
-    words = generator.random_raw(-(-count // 8)).astype("<u8")
-    return words.view(np.uint8)[:count]
-
-
 def random_signs(count: int, *key: object) -> torch.Tensor:
     """`count` signs, +1 or -1 as int8."""
     bits = np.unpackbits(random_bits(-(-count // 8), *key), count=count)
     return torch.from_numpy(bits.astype(np.int8) * 2 - 1)
-
-
-def make_sketch(config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu") -> Sketch:
-    """The sketch that `config` names, for these modules."""
-    from npeff.collect.sketch.dense import DenseSketch
-    from npeff.collect.sketch.kron import KronSketch
-    from npeff.collect.sketch.sparse import SparseSketch
-
-    kinds: dict[str, type[Sketch]] = {"kron": KronSketch, "sparse": SparseSketch, "dense": DenseSketch}
-    return kinds[config.sketch](config, modules, device)

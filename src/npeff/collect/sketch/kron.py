@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from npeff.collect.sketch.base import Sketch, SketchConfig, random_bits, random_signs
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch.base import Sketch, random_signs
 from npeff.models.load import CapturedModule
+from npeff.utils.random import random_bits
 
 
 class KronSketch(Sketch):

@@ -21,8 +21,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from npeff.collect.sketch.base import Sketch, SketchConfig, gradients, random_bits
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch.base import Sketch, gradients
 from npeff.models.load import CapturedModule
+from npeff.utils.random import random_bits
 
 USES = 32
 """How many coordinates a parameter goes to, on average."""

@@ -6,37 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-import tyro
 
+from npeff.analyse.config import ProbeConfig
+from npeff.analyse.ranking import top_examples
+from npeff.collect.session import collect_texts
 from npeff.decompose.base import Decomposition
-from npeff.decompose.config import positive
 from npeff.decompose.run import open_decomposition
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
-
-
-@dataclass(frozen=True)
-class ProbeConfig:
-    """Collect texts with a run's model, task and sketch, and print their strongest components."""
-
-    run: tyro.conf.Positional[str]
-    """Run directory."""
-    texts: tyro.conf.Positional[tuple[str, ...]]
-    """Texts to probe, each in quotes."""
-    decomposition: str | None = None
-    """Name of the decomposition; not needed if there is only one."""
-    top: int = 8
-    """Components to print for a text."""
-    examples: int = 1
-    """Top examples of the run to print for a component."""
-
-    def __post_init__(self) -> None:
-        positive("top", self.top)
-        if not self.texts:
-            raise UserError("Give at least one text, in quotes.")
 
 
 @dataclass(frozen=True)
@@ -66,8 +45,6 @@ class Explained:
 
 def explain_texts(run: Run, decomposition: Decomposition, texts: Sequence[str], **options: Any) -> Explained:
     """Collect texts with a run's model (`options` as for `collect_texts`) and fit them, components fixed."""
-    from npeff.collect.run import collect_texts
-
     rows, found = collect_texts(run, texts, **options)
     coefficients, residuals = decomposition.explain(_rows(decomposition.kind, rows, found))
     return Explained(coefficients, residuals, found)
@@ -84,7 +61,7 @@ def probe(config: ProbeConfig) -> list[Probe]:
         answer = names[found.prediction] if names else str(found.prediction)
         print(f"{found.text!r}: {answer} ({found.probability:.1%}), unexplained {found.residual:.1%}")
         for j, coefficient, share in found.components:
-            best = np.argsort(-ranking[:, j], kind="stable")[: config.examples]
+            best = top_examples(ranking[:, j], run.usable, config.examples)
             print(f"  component {j:4d}  {coefficient:8.4f}  {share:6.1%}  " + " | ".join(texts[k] for k in best))
     return results
 

@@ -1,0 +1,137 @@
+"""Options of this room's commands: the command line, the Python call and the replay file are made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import tyro
+
+from npeff.decompose.config import METHODS, Method, SaeConfig, SolverConfig, positive
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class AnalyseConfig:
+    """Say what the components of a run's decompositions are tuned to. Writes tables, figures and JSON beside them."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+    name: str | None = None
+    """Decomposition to analyse; without it, every finished one of the run."""
+    top: int = 16
+    """Top examples that must agree for a component to be tuned; components with fewer active ones are left out."""
+    unique: bool = False
+    """Count only the first of several top examples with the same text."""
+    correlated: int = 8
+    """Most correlated components to list for each component."""
+
+    def __post_init__(self) -> None:
+        if self.top < 2 or self.correlated < 0:
+            raise UserError("--top must be at least 2 and --correlated at least 0.")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Decompose a run with several methods, analyse each, and put their tunings side by side. Continues if stopped."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run; one collection with Fishers, gradients and activations feeds all methods."""
+    methods: tuple[Method, ...] = METHODS
+    """Methods to compare."""
+    components: int = 128
+    """Components of each."""
+    seed: int = 0
+    """Seed of each."""
+    top: int = 16
+    """Top examples that must agree for a component to be tuned."""
+    unique: bool = False
+    """Count only the first of several top examples with the same text."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
+    sae: SaeConfig = field(default_factory=SaeConfig)
+
+    def __post_init__(self) -> None:
+        if not self.methods or self.components < 1 or self.top < 2:
+            raise UserError("Give at least one method, one component and a top of 2.")
+
+
+@dataclass(frozen=True)
+class StabilityConfig:
+    """Decompose a run with several seeds and numbers of components, and compare the results. Continues if stopped."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+    components: tuple[int, ...] = (32, 128)
+    """Numbers of components; seeds are compared for each, and splits between each two of them."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Seeds to compare; splits are those of the first."""
+    against: tuple[str, ...] = ()
+    """Runs of the same examples, collected in another way (directions, rank, sketch, model): does that matter?"""
+    method: Method = "npeff"
+    """Method to decompose with."""
+    top: int = 16
+    """Top examples that must agree for a component to be tuned."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        for name in ("components", "seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise UserError(f"--{name} should be different numbers, at least one.")
+        if len(self.seeds) < 2 and len(self.components) < 2 and not self.against:
+            raise UserError("Nothing to compare: give two seeds, two numbers of components, or a run --against.")
+        if self.top < 2:
+            raise UserError("--top must be at least 2.")
+
+
+@dataclass(frozen=True)
+class SpectraConfig:
+    """Mean eigenvalue decay of a run's per-example Fishers, as collected."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(SolverConfig):
+    """Fit a run with several numbers of components and say which to take. Continues if stopped."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    components: tuple[int, ...] = (16, 32, 64, 128, 256)
+    """Numbers of components to try."""
+    holdout: float = 0.5
+    """Share of examples to hold out."""
+    name: str | None = None
+    """Name of the sweep; the method and the seed if not given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.components:
+            raise UserError("Give at least one number of components.")
+        for count in self.components:
+            positive("components", count)
+        if not 0 < self.holdout < 1:
+            raise UserError(f"holdout is a share of the examples, above 0 and below 1, not {self.holdout}.")
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """Collect texts with a run's model, task and sketch, and print their strongest components."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    texts: tyro.conf.Positional[tuple[str, ...]]
+    """Texts to probe, each in quotes."""
+    decomposition: str | None = None
+    """Name of the decomposition; not needed if there is only one."""
+    top: int = 8
+    """Components to print for a text."""
+    examples: int = 1
+    """Top examples of the run to print for a component."""
+
+    def __post_init__(self) -> None:
+        positive("top", self.top)
+        if not self.texts:
+            raise UserError("Give at least one text, in quotes.")

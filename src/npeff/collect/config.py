@@ -1,0 +1,137 @@
+"""Options of this room's commands: the command line, the Python call and the replay file are made from them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+import tyro
+
+from npeff.models.config import ModelConfig, ModelOptions
+from npeff.tasks.config import DataConfig
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class DirectionsConfig:
+    """How the expectation over answers is taken."""
+
+    directions: str = "auto"
+    """exact; spectral:K (K leading eigenpairs); spectral:0.95 (as many as keep that share); projection:K (the
+    paper's random projections); sampling:K; or auto: exact up to 16 answers, else spectral:8."""
+    max_rows: int = 64
+    """Most rows that spectral by share may take."""
+    rank: int | None = None
+    """Reduce each example's rows to this many by SVD."""
+    directions_seed: int = 0
+    """Seed of projection and sampling."""
+
+    def __post_init__(self) -> None:
+        parse_directions(self.directions)
+        if self.max_rows < 1 or (self.rank is not None and self.rank < 1):
+            raise UserError("--max-rows and --rank must be at least 1.")
+
+
+@dataclass(frozen=True)
+class SketchConfig:
+    """How gradients are projected."""
+
+    sketch: Literal["kron", "sparse", "dense"] = "kron"
+    """kron: fast and for any model. sparse: the paper's. dense: plus and minus one, for a small dimension."""
+    dim: int = 16384
+    """Length p of a projected gradient."""
+    copies: int = 1
+    """kron only: independent copies that are added; more are more accurate, and slower."""
+    side: int | None = None
+    """kron only: rows of the two small matrices, by default twice the root of the dimension."""
+    sketch_seed: int = 0
+    """Seed of the projection. Runs can be compared only under the same one."""
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or self.copies < 1:
+            raise UserError("The sketch's --dim and --copies must be at least 1.")
+        if self.side is not None and self.side**2 < self.dim:
+            raise UserError(f"A --side of {self.side} is too small: its square must be at least --dim {self.dim}.")
+        if self.sketch == "sparse" and self.dim % 32:
+            raise UserError(f"The sparse sketch needs a --dim that 32 divides, not {self.dim}.")
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """Collect per-example Fishers of a model on a task into a run directory. Run it again to continue."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run; made if it is not there, continued if it is."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    directions: DirectionsConfig = field(default_factory=DirectionsConfig)
+    sketch: SketchConfig = field(default_factory=SketchConfig)
+    fisher: bool = True
+    """Keep the rows of the per-example Fishers (NPEFF)."""
+    gradient: bool = True
+    """Keep the gradient of the predicted answer (G-NPEFF, gradient clustering, SVD of gradients)."""
+    activation: bool = True
+    """Keep the last token's residual activation (sparse autoencoder, SVD of activations)."""
+    storage: Literal["float16", "float32"] = "float16"
+    """Precision of stored rows; they are scaled to unit norm, so half precision loses nothing that matters."""
+    shard_examples: int = 256
+    """Examples per shard: what a broken run can lose at most."""
+    batch_tokens: int = 1024
+    """Tokens per batch, padding included; more need more memory."""
+    padding: Literal["right", "left"] = "right"
+    """Side on which shorter prompts of a batch are padded; results do not depend on it."""
+    share_prompt: bool = True
+    """Suffix answers only: run the prompt once for all suffixes, as a token tree."""
+    dry_run: bool = False
+    """Only measure a few batches and print the time, disk and memory that the run would take."""
+
+    def __post_init__(self) -> None:
+        if self.shard_examples < 1 or self.batch_tokens < 1:
+            raise UserError("--shard-examples and --batch-tokens must be at least 1.")
+        if not (self.fisher or self.gradient or self.activation):
+            raise UserError("Nothing to collect: switch on at least one of --fisher, --gradient, --activation.")
+
+    @property
+    def collected(self) -> list[str]:
+        """Names of the kinds of rows that are kept."""
+        return [name for name in ("fisher", "gradient", "activation") if getattr(self, name)]
+
+
+@dataclass(frozen=True)
+class CheckedData(DataConfig):
+    """Which examples to use."""
+
+    # given as an argument, and by --examples: an option of the same name would be taken and then ignored
+    task: tyro.conf.Suppress[tyro.conf.Fixed[str]] = "reviews"
+    limit: tyro.conf.Suppress[tyro.conf.Fixed[int | None]] = None
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """Compare captured rows with plain autograd, with and without batching, and show what the directions keep."""
+
+    model: tyro.conf.Positional[str]
+    """Model, as --model of `npeff collect`."""
+    task: tyro.conf.Positional[str] = "reviews"
+    """Task, as --task of `npeff collect`."""
+    examples: int = 3
+    """How many examples to try."""
+    data: CheckedData = field(default_factory=CheckedData)
+    options: ModelOptions = field(default_factory=ModelOptions)
+    directions: DirectionsConfig = field(default_factory=DirectionsConfig)
+    sketch: SketchConfig = field(default_factory=SketchConfig)
+
+
+def parse_directions(text: str) -> tuple[str, float]:
+    """(kind, amount): amount is the number of rows, or the share to keep where it is below 1; 0 where there is none."""
+    match = re.fullmatch(r"(auto|exact)|(spectral|projection|sampling):(\d+|0?\.\d+)", text)
+    if match and match[1]:
+        return match[1], 0
+    if match:
+        amount = float(match[3])
+        if amount >= 1 or (match[2] == "spectral" and amount > 0):
+            return match[2], amount
+    raise UserError(
+        f"Unknown directions {text!r}. Use auto, exact, spectral:8, spectral:0.95, projection:64, sampling:64."
+    )

@@ -1,0 +1,21 @@
+"""The sketches by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from npeff.collect.config import SketchConfig
+from npeff.collect.sketch.base import Sketch
+from npeff.collect.sketch.dense import DenseSketch
+from npeff.collect.sketch.kron import KronSketch
+from npeff.collect.sketch.sparse import SparseSketch
+from npeff.models.load import CapturedModule
+
+
+def make_sketch(config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu") -> Sketch:
+    """The sketch that `config` names, for these modules."""
+
+    kinds: dict[str, type[Sketch]] = {"kron": KronSketch, "sparse": SparseSketch, "dense": DenseSketch}
+    return kinds[config.sketch](config, modules, device)

@@ -1,0 +1,49 @@
+"""Options of this room's commands: the command line, the Python call and the replay file are made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """Find and test components of the embedded model on the embedded film reviews. Nothing is downloaded."""
+
+    run: str | None = None
+    """Directory of the run: runs/demo, or runs/demo-N for N instead of 1000 examples. A second demo in it only does
+    what has changed."""
+    examples: int | None = None
+    """Review snippets to use; 1000, or what the environment variable NPEFF_DEMO_EXAMPLES says."""
+    components: int | None = None
+    """Components to look for; 64, or fewer for less than 1000 examples."""
+
+    def __post_init__(self) -> None:
+        if (self.examples is not None and self.examples < 64) or (self.components is not None and self.components < 1):
+            raise UserError("The demo needs at least 64 examples and 1 component.")
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """Check the files of a run by their hashes, name the damaged ones, and collect shards and table again.
+
+    Results are checked too: decompositions, analyses, perturbations and labels. Of those it only says what to do.
+    """
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    repair: bool = True
+    """Collect damaged shards again; without, only name them (exit code 2 if there are any)."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Run again what made a run, a decomposition or a perturbation, with the very config that it was made with."""
+
+    made: tyro.conf.Positional[str]
+    """Run directory, or a directory in its decompositions or perturbations."""
+    to: str | None = None
+    """Run directory to do it in; without it the same one, where what is there is continued or kept."""

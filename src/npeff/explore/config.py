@@ -1,0 +1,51 @@
+"""Options of this room's commands: the command line, the Python call and the replay file are made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class ExploreConfig:
+    """Look at a run's components in the browser. Serves on this machine only; Ctrl-C ends it."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+    port: int = 0
+    """Port to listen on; 0 takes a free one."""
+    open: bool = True
+    """Open the page in the default browser."""
+    device: str | None = None
+    """Where to run the model for texts that you try: cpu, cuda, ...; the device of the collection if not given."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise UserError(f"--port {self.port} is not a port; give one from 1 to 65535, or 0 for a free one.")
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Write the page of a run as static files. Decompositions that are not analysed yet are analysed first."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+    out: tyro.conf.Positional[str]
+    """Directory to write; an earlier export in it is replaced, anything else is left alone."""
+
+
+@dataclass(frozen=True)
+class ThemesConfig:
+    """List the theme labels and notes of a run's components, or write them to a file."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+    decomposition: str | None = None
+    """Only of this decomposition; without it, of all."""
+    csv: str | None = None
+    """File to write as CSV."""
+    json: str | None = None
+    """File to write as JSON."""

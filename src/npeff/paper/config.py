@@ -1,0 +1,95 @@
+"""Options of this room's commands: the command line, the Python call and the replay file are made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+from npeff.tasks.config import BUILTIN
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class IclConfig:
+    """Find a good few-shot context, and compare its predictions with a classifier made of 0-shot components.
+
+    Continues if stopped."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of a run without a few-shot prefix, with labels and at least one decomposition."""
+    names: tuple[str, ...] = ()
+    """Decompositions to use; without any, every finished one of the run."""
+    shots: int = 6
+    """Worked examples in a context."""
+    sets: int = 50
+    """Random contexts to try."""
+    scored: int = 1024
+    """Examples that each context is scored on."""
+    seed: int = 0
+    """Seed of the random contexts."""
+    top: int = 16
+    """Top examples that say which label a component is tuned to; components with fewer active ones do not vote."""
+    purity: float = 0.75
+    """Share of them that must have the label."""
+    batch_tokens: int | None = None
+    """Tokens per batch; that of the collection if not given."""
+    device: str | None = None
+    """Where to compute; where the run was collected if not given."""
+
+    def __post_init__(self) -> None:
+        for name in ("shots", "sets", "scored", "top"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1.")
+        if not 0.5 < self.purity <= 1:
+            raise UserError("--purity is a share above 0.5 and at most 1, so that no component votes for two labels.")
+        if self.seed < 0 or (self.batch_tokens is not None and self.batch_tokens < 1):
+            raise UserError("--seed cannot be negative, --batch-tokens must be at least 1.")
+
+
+@dataclass(frozen=True)
+class ReproduceConfig:
+    """Measure a table or figure of the paper again and put both numbers side by side. Continues if stopped."""
+
+    table: tyro.conf.Positional[str] = "list"
+    """Name of a recipe, the label of its table in the paper's source, `all` of them one after another, or `list`: what
+    there is and what it needs."""
+    list: bool = False
+    """Show all recipes, what they need and what they cost at this scale."""
+    scale: float = 1.0
+    """Share of the paper's examples to use; `npeff reproduce list` says how all else shrinks with it."""
+    examples: tuple[str, ...] = ()
+    """Examples of single tasks instead, as sst2=4000 clinc150=500; they set the scale of that task."""
+    tasks: tuple[str, ...] = ()
+    """Only the parts of a table that are about these tasks."""
+    data: str | None = None
+    """Folder with the examples: sst2.jsonl, yat.jsonl, clinc150.jsonl, triviaqa.jsonl. From the Hub if not given."""
+    out: str = "reproduced"
+    """Directory of the results, and of runs that recipes share."""
+    model: str | None = None
+    """Model instead of the paper's."""
+    sketch: Literal["kron", "sparse", "dense"] | None = None
+    """Sketch instead of the paper's."""
+    solver: Literal["als", "paper"] | None = None
+    """Solver of NPEFF instead of the paper's."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise UserError(f"--scale is a share of the paper's examples, above 0 and at most 1, not {self.scale}.")
+        self.task_examples  # noqa: B018 - refuses what cannot be read
+
+    @property
+    def task_examples(self) -> dict[str, int]:
+        """Task → number of examples."""
+        found = {}
+        for given in self.examples:
+            task, _, count = given.partition("=")
+            if task not in BUILTIN or not count.isdigit() or int(count) < 1:
+                raise UserError(
+                    f"--examples {given!r}: write TASK=NUMBER, as sst2=4000; tasks are {', '.join(BUILTIN)}."
+                )
+            found[task] = int(count)
+        return found

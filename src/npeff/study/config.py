@@ -1,0 +1,122 @@
+"""Options of this room's commands: the command line, the Python call and the replay file are made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class MakeConfig:
+    """Write forms for a blind study: do the top examples of components have a theme, and do random ones?
+
+    The defaults are one of the five forms that the paper's annotators were given for a task; --forms 5 makes all.
+    """
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+    out: tyro.conf.Positional[str]
+    """Directory to write the kit to."""
+    decomposition: tuple[str, ...] = ()
+    """Decomposition to study; several are mixed in the same forms. May be left out if the run has only one."""
+    groups: int = 20
+    """Groups in a form."""
+    forms: int = 1
+    """Forms, each with other groups."""
+    size: int = 5
+    """Texts in a group: the top examples of a component, no text twice, or as many random ones."""
+    random_share: float = 0.5
+    """Share of the groups that are random texts."""
+    seed: int = 0
+    """Seed of all random choices."""
+    about: str | None = None
+    """What the texts are, in a sentence or two for the annotators; without it, what the task says."""
+    sample_component: int | None = None
+    """Component of the first decomposition to show as a worked sample, beside random texts; the study leaves it out.
+    Without it the samples are invented texts."""
+    sample_theme: str | None = None
+    """The theme of --sample-component in a few words."""
+    font: str | None = None
+    """TrueType font of the PDF, for texts that DejaVu Sans cannot show, such as Chinese."""
+
+    def __post_init__(self) -> None:
+        if self.groups < 2 or self.forms < 1 or self.size < 2:
+            raise UserError("A kit needs at least 2 --groups, 1 form in --forms and a --size of 2.")
+        if not 0 < self.random_groups < self.groups:
+            raise UserError(
+                f"--random-share {self.random_share} of {self.groups} groups leaves no random or no component group."
+            )
+        if len(set(self.decomposition)) < len(self.decomposition):
+            raise UserError("--decomposition names the same one twice.")
+        if (self.sample_component is None) != (not (self.sample_theme or "").strip()):
+            raise UserError("--sample-component and --sample-theme go together.")
+        if self.about is not None and not self.about.strip():
+            raise UserError("--about is empty; leave it out or say what the texts are.")
+        if self.seed < 0:
+            raise UserError("--seed must not be negative.")
+
+    @property
+    def random_groups(self) -> int:
+        """Random groups in a form."""
+        return round(self.groups * self.random_share)
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """Let a language model fill in a kit, one group at a time. Answers are kept, so a stopped judge continues."""
+
+    kit: tyro.conf.Positional[str]
+    """Directory of the kit."""
+    endpoint: str
+    """Address of an OpenAI-compatible server, such as http://localhost:8000/v1."""
+    model: str
+    """Name of the model there."""
+    key_env: str | None = None
+    """Environment variable that holds the API key; the key itself is never written or shown."""
+    temperature: float | None = 0.0
+    """Randomness of the answers; None leaves it to the server, as some models demand."""
+    max_tokens: int = 1000
+    """Longest answer, with what a model thinks before it."""
+    timeout: float = 120.0
+    """Seconds to wait for an answer."""
+    retries: int = 5
+    """How often a busy server is asked again for an answer."""
+    wait: float = 1.0
+    """Seconds before the first of these; each further one waits twice as long."""
+    dry_run: bool = False
+    """Only say how many requests and tokens it would take."""
+    save_labels: str | None = None
+    """Run directory whose components get the themes as automatic labels."""
+
+    def __post_init__(self) -> None:
+        if not self.model.strip():
+            raise UserError("--model is empty; name a model of the endpoint.")
+        if self.max_tokens < 1 or self.timeout <= 0 or self.retries < 0 or self.wait < 0:
+            raise UserError("--max-tokens and --timeout must be above zero, --retries and --wait not below it.")
+
+
+@dataclass(frozen=True)
+class ScoreConfig:
+    """Count what annotators answered. Writes tables into KIT/results, which name components: wait until all are in."""
+
+    kit: tyro.conf.Positional[str]
+    """Directory of the kit, with its key."""
+    forms: tyro.conf.Positional[tuple[str, ...]]
+    """Filled forms: PDF, JSON (from the page or from a judge), or CSV with group, answer and theme."""
+    save_labels: str | None = None
+    """Run directory whose components get the themes as labels."""
+
+    def __post_init__(self) -> None:
+        if not self.forms:
+            raise UserError("Give the filled forms to score.")
+
+
+StudyConfig = (
+    Annotated[MakeConfig, tyro.conf.subcommand("make")]
+    | Annotated[JudgeConfig, tyro.conf.subcommand("judge")]
+    | Annotated[ScoreConfig, tyro.conf.subcommand("score")]
+)
