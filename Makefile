@@ -51,7 +51,8 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pydoclint -q src/npeff
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -93,8 +93,8 @@ def test_top_examples_are_those_with_the_largest_coefficients(run):
             assert example.coefficient == pytest.approx(float(found.coefficients[example.number, 1]))
     with pytest.raises(UserError, match="components 0 to 2"):
         npeff.top_examples(run, 3, "svd")
-    with pytest.raises(UserError, match="say which one"):
-        npeff.top_examples(run, 0)
+    default = npeff.top_examples(run, 0)  # the newest decomposition that was asked for
+    assert default == npeff.top_examples(run, 0, "svd")
 
 
 def test_probed_texts_of_the_run_have_their_own_coefficients(run):

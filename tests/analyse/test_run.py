@@ -132,7 +132,7 @@ def test_without_labels(tmp_path: Path, task_labels: list[str]) -> None:
     add_decomposition(run)
     analyse(AnalyseConfig(str(run.path)))
     found = read(run, "npeff")
-    assert found["themes"] is None
+    assert found["labels"] is None
     assert found["tunings"]["label"] is None
     assert found["tunings"]["lnp"] is None
     assert found["tunings"]["prediction"]["of"] == 6 - found["left_out"]

@@ -126,7 +126,7 @@ def test_vocabulary_answers(config, tmp_path):
 
 
 def test_many_directions_of_many_answers_make_smaller_batches(config, monkeypatch):
-    from npeff.collect.run import batch as collector
+    from npeff.collect import batch as collector
     from npeff.collect.session import load_prompts, prepare
 
     values = to_dict(config)

@@ -91,5 +91,5 @@ def test_held_out_examples_depend_on_the_seed_only():
 
 
 def test_refuses_a_device_that_is_not_there():
-    with pytest.raises(UserError, match="Cannot compute on device 'nonsense'"):
+    with pytest.raises(UserError, match="Device 'nonsense' cannot be used here"):
         choose_device("nonsense")

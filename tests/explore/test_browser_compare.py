@@ -19,9 +19,9 @@ from npeff.explore.config import ExportConfig
 from npeff.explore.export import export
 from npeff.explore.server import make_server
 from npeff.store.run import Run
+from tests.analyse.test_relations import EXAMPLES, put
 from tests.browser import show, watched
 from tests.explore.test_export import data
-from tests.explore.test_relations import EXAMPLES, put
 from tests.synthetic import add_decomposition, make_run
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -159,7 +159,7 @@ def test_the_cross_table_counts_every_example_once() -> None:
     names = [str(i) for i in range(30)]
     examples = Examples(Classes(predictions, names), Classes(labels, names), np.arange(6), np.ones(6, bool))
     found = cross_table(np.array([5, 0, 2, 3, 1]), 3, examples)
-    assert found["themes"] == ["0", "1", "no label"]
+    assert found["labels"] == ["0", "1", "no label"]
     assert found["predictions"] == ["9", "8"]
     assert found["top"] == [[2, 0], [1, 0], [0, 0]]
     assert found["active"] == [[2, 1], [1, 0], [1, 0]]
@@ -170,7 +170,7 @@ def test_rare_classes_are_put_together() -> None:
     classes = Classes(codes, [f"class {i}" for i in codes])
     examples = Examples(classes, Classes(np.full(40, -1), []), codes, np.ones(40, bool))
     found = cross_table(codes, 16, examples)
-    assert found["themes"] is None
+    assert found["labels"] is None
     assert found["predictions"] == [f"class {i}" for i in range(8)] + ["other"]
     assert found["active"] == [[1] * 8 + [32]]
 

@@ -14,7 +14,7 @@ import pytest
 
 from npeff import cli
 from npeff.explore.config import ThemesConfig
-from npeff.explore.themes import Annotation, Annotations, labels
+from npeff.explore.themes import Annotation, Annotations, themes
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
@@ -189,7 +189,7 @@ def test_the_command_lists_and_exports(run: Run, tmp_path: Path, capsys: pytest.
     assert "No component" in capsys.readouterr().out
     Annotations(run, "npeff").add(1, "sports", HOSTILE, who="Ada")
     Annotations(run, "clusters").add(0, "=1+1", source="judge:tiny")
-    rows = labels(ThemesConfig(str(run.path)))
+    rows = themes(ThemesConfig(str(run.path)))
     assert [(row["decomposition"], row["component"]) for row in rows] == [("clusters", 0), ("npeff", 1)]
     out = capsys.readouterr().out
     assert "sports  [Ada, 20" in out

@@ -14,6 +14,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
+from npeff.cli import replay
 from npeff.config import ReplayConfig
 from npeff.decompose.run import open_decomposition
 from npeff.models.config import ModelConfig
@@ -24,7 +25,6 @@ from npeff.perturb.evaluate import geometric_mean
 from npeff.perturb.protocol import make_plan, plan_directions
 from npeff.perturb.run import perturb
 from npeff.perturb.where import by_layer_and_kind, find_places, largest_entries, low_rank, split_name
-from npeff.replay import replay
 from npeff.store.run import Run
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
@@ -282,7 +282,7 @@ def test_bad_input(config):
         perturb(change(config, components=[99]))
     with pytest.raises(UserError, match="too few"):
         perturb(change(config, random=1000))
-    with pytest.raises(UserError, match="no decomposition"):
+    with pytest.raises(UserError, match="no finished decomposition"):
         perturb(change(config, decomposition="nothing"))
     for wrong in (
         {"fidelity": 0.0},

@@ -52,7 +52,8 @@ def compare(config: CompareConfig) -> Path:
                 seed=config.seed,
                 device=config.device,
                 sae=config.sae if method == "sae" else SaeConfig(),  # no reason to fit the others again
-            )
+            ),
+            made_for="compare",
         )
         folder = analyse_one(run, name, AnalyseConfig(config.run, name, config.top, config.unique), quiet=True)
         rows.append(_row(method, read_json(folder / JSON)))

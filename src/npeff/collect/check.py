@@ -70,7 +70,8 @@ def check(config: CheckConfig) -> CheckReport:
 def _mixes(rows: int) -> torch.Tensor:
     """Which combinations of the rows to compare, [n, rows]: each row, or where there are more than two, the first one
     and a sum of all with random signs. A wrong row spoils the sum too, and two backward passes are enough: with weight
-    gradients, and with every suffix in a sequence of its own, a pass is slow."""
+    gradients, and with every suffix in a sequence of its own, a pass is slow.
+    """
     if rows <= 2:
         return torch.eye(rows)
     return torch.stack([torch.eye(rows)[0], random_signs(rows, "check").float()])

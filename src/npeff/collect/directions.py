@@ -61,7 +61,7 @@ def _others(p: torch.Tensor) -> torch.Tensor:
 
 
 def _trace(p: torch.Tensor) -> torch.Tensor:
-    """tr S = Σᵢ pᵢ (1 − pᵢ), [B]."""
+    """Tr S = Σᵢ pᵢ (1 − pᵢ), [B]."""
     return (p * _others(p)).sum(1)
 
 

@@ -27,7 +27,8 @@ FINAL_SWEEPS, FINAL_TOLERANCE = 300, 1e-4
 @contextlib.contextmanager
 def _flushed_denormals() -> Iterator[None]:
     """Coefficients shrink towards zero, and denormal numbers are ten times slower. Others in the process may rely on
-    them, so the switch is set back."""
+    them, so the switch is set back.
+    """
     torch.set_flush_denormal(True)
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 from npeff.decompose.base import Decomposition
@@ -23,8 +24,17 @@ from npeff.utils.files import only_one
 _NOT_IDENTITY = ("max_passes", "tolerance", "device")
 
 
-def decompose(config: DecomposeConfig) -> Decomposition:
-    """Fit what `config` asks for, save it under the run and return it; what is there already is only loaded."""
+def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposition:
+    """Fit what `config` asks for and save it under the run; what is there already is only loaded.
+
+    Args:
+        config: What to fit.
+        made_for: The command that needs it on its way, if it is not wanted for its own sake: such a decomposition does
+            not become the run's default.
+
+    Returns:
+        The decomposition.
+    """
     distributed.start()
     run = Run.open(config.run)
     fit_config = FitConfig(**{item.name: getattr(config, item.name) for item in dataclasses.fields(FitConfig)})
@@ -43,10 +53,17 @@ def decompose(config: DecomposeConfig) -> Decomposition:
                 checkpoint.clear()
             if first:
                 print(f"{directory} is already there.")
+                if made_for is None and "made_for" in done.notes:  # from now on it is wanted for its own sake
+                    del done.notes["made_for"]
+                    done.save(directory)
             return done
         decomposition = fit(run, fit_config, config.holdout, checkpoint, quiet=False)
         if first:
-            decomposition.notes["replay"] = {"command": "decompose", "config": to_dict(config) | {"name": name}}
+            decomposition.notes |= {
+                "replay": {"command": "decompose", "config": to_dict(config) | {"name": name}},
+                "made": datetime.now(UTC).isoformat(timespec="microseconds"),
+                **({"made_for": made_for} if made_for else {}),
+            }
             decomposition.save(directory)
         if decomposition.history.ending != "out of passes":  # else more passes may be asked for
             checkpoint.clear()

@@ -15,7 +15,8 @@ from npeff.utils.errors import UserError
 class IclConfig:
     """Find a good few-shot context, and compare its predictions with a classifier made of 0-shot components.
 
-    Continues if stopped."""
+    Continues if stopped.
+    """
 
     run: tyro.conf.Positional[str]
     """Directory of a run without a few-shot prefix, with labels and at least one decomposition."""

@@ -49,7 +49,7 @@ def label_weights(
 def classify(
     decomposition: Decomposition, labels: Array, usable: Array, classes: int, top: int = 16, purity: float = 0.75
 ) -> Votes:
-    """argmax W w for every example, with w its coefficients; a cluster is a one-hot coefficient, as in the paper.
+    """Argmax W w for every example, with w its coefficients; a cluster is a one-hot coefficient, as in the paper.
 
     Signed coefficients (SVDs) are ranked from the largest down and enter with their sign.
     """

@@ -53,7 +53,7 @@ class Divergence:
         return found
 
     def _log_probabilities(self) -> list[torch.Tensor]:
-        """log p of all answers, float64 [B, r] for every batch; a small divergence would drown in float32."""
+        """Log p of all answers, float64 [B, r] for every batch; a small divergence would drown in float32."""
         with torch.inference_mode():
             logits = [self._model.logits([self._prompts[i] for i in batch])[0] for batch in self._batches]
             return [z.double().log_softmax(1).cpu() for z in logits]

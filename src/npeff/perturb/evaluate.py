@@ -150,7 +150,7 @@ class Evaluator:
 
 
 def ratio(above: float, below: float) -> float:
-    """above / below, finite also where nothing happens."""
+    """Above / below, finite also where nothing happens."""
     return max(above, SMALLEST) / max(below, SMALLEST)
 
 

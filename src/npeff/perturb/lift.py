@@ -146,7 +146,7 @@ class Lifter:
 def _add_products(
     module: CapturedModule, delta: torch.Tensor, x: torch.Tensor, shares: torch.Tensor, total: torch.Tensor
 ) -> None:
-    """total [J, d_out, columns] += Σ_b shares_jb Σ_t δ_bt x_btᵀ; delta [B, T, d_out], x [B, T, d_in], shares [J, B]."""
+    """Total [J, d_out, columns] += Σ_b shares_jb Σ_t δ_bt x_btᵀ; delta [B, T, d_out], x [B, T, d_in], shares [J, B]."""
     J, d_out, columns = total.shape
     inputs = with_bias(module, x).float().reshape(-1, columns)
     outputs = delta.float().reshape(-1, d_out)

@@ -249,7 +249,7 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     elif hint is int:
         fits = isinstance(value, int) and not isinstance(value, bool)
     else:
-        fits = not isinstance(hint, type) or isinstance(value, hint)
+        fits = hint is Any or not isinstance(hint, type) or isinstance(value, hint)
     if not fits:
         raise UserError(f"Option {name} cannot be {value!r}; it should be {hint}.")
     return value

@@ -242,12 +242,12 @@ def only_one(directory: Path, active: bool = True, wait: float = 0.0) -> Iterato
         yield
         return
     lock = FileLock(directory / ".lock", timeout=wait, poll_interval=0.01)
-    try:
-        with disk_errors(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
             lock.acquire()
-    except Timeout as error:
-        raise UserError(f"Another process is writing to {directory}. Wait for it to end.") from error
+        except Timeout as error:  # which is an OSError, but none of the disk
+            raise UserError(f"Another process is writing to {directory}. Wait for it to end.") from error
     try:
         yield
     finally:

@@ -16,6 +16,5 @@ from npeff.models.load import CapturedModule
 
 def make_sketch(config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu") -> Sketch:
     """The sketch that `config` names, for these modules."""
-
     kinds: dict[str, type[Sketch]] = {"kron": KronSketch, "sparse": SparseSketch, "dense": DenseSketch}
     return kinds[config.sketch](config, modules, device)

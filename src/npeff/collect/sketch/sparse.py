@@ -203,7 +203,7 @@ def draw_slots(
 
 
 def _xor_shift(h: torch.Tensor, by: int, spare: torch.Tensor) -> None:
-    """h ^= h >> by in place, with the zeros that an unsigned shift brings in."""
+    """H ^= h >> by in place, with the zeros that an unsigned shift brings in."""
     torch.bitwise_right_shift(h, by, out=spare)
     h ^= spare.bitwise_and_((1 << (32 - by)) - 1)
 

@@ -1,0 +1,93 @@
+"""What the pages show of perturbations."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npeff.decompose.run import open_decomposition
+from npeff.explore.config import ExportConfig
+from npeff.explore.evidence import digests
+from npeff.explore.export import export
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from tests.explore.test_export import data
+
+EXAMPLES = 40
+
+
+def number_of(site: Path, name: str) -> int:
+    return [d["name"] for d in data(site, "run")["decompositions"]].index(name)
+
+
+@pytest.fixture(scope="module")
+def perturbed_site(perturbed: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(ExportConfig(str(perturbed.path), str(tmp_path_factory.mktemp("site") / "site"))).parent
+
+
+def test_a_component_shows_what_its_perturbations_measured(perturbed: Run, perturbed_site: Path) -> None:
+    number = number_of(perturbed_site, "npeff-4-0")
+    labels = ["npeff-4-0-plain-lift", "npeff-4-0-reject-lift"]
+    for j in (1, 3):
+        page = data(perturbed_site, f"{number}/component/{j}")["perturbations"]
+        assert [found["label"] for found in page] == labels
+        for found in page:
+            record = records(perturbed, found["label"])[j]
+            assert found["outcomes"][found["best"]]["ratio"] == pytest.approx(record["best"]["ratio"], rel=1e-4)
+            assert [outcome["sign"] for outcome in found["outcomes"]] == [1, -1]
+            for shown, outcome in zip(found["outcomes"], record["outcomes"], strict=True):
+                for name in ("top_kl", "random_kl", "norm_ratio", "magnitude"):
+                    assert shown[name] == pytest.approx(outcome[name], rel=1e-4)
+                assert shown["flipped"] == outcome["flipped"]
+            assert len(found["curve"]) == 3
+            assert len(found["largest"]) == 20
+            heat = found["heat"]
+            assert np.sum(heat["shares"]) == pytest.approx(1, abs=1e-4)
+            for place in record["where"]:
+                r, c = heat["layers"].index(place["layer"]), heat["kinds"].index(place["kind"])
+                assert heat["shares"][r][c] == pytest.approx(place["share"], rel=1e-4, abs=1e-9)
+    assert data(perturbed_site, f"{number}/component/0")["perturbations"] == []
+
+
+def test_the_overview_has_the_largest_ratio(perturbed: Run, perturbed_site: Path) -> None:
+    table = data(perturbed_site, f"{number_of(perturbed_site, 'npeff-4-0')}/components")
+    measured = [records(perturbed, f"npeff-4-0-{direction}-lift") for direction in ("plain", "reject")]
+    for j in range(4):
+        ratios = [found[j]["best"]["ratio"] for found in measured if j in found]
+        assert table["kl_ratio"][j] == (pytest.approx(max(ratios), rel=1e-4) if ratios else None)
+    assert [line["label"] for line in table["perturbations"]] == ["npeff-4-0-plain-lift", "npeff-4-0-reject-lift"]
+    ratios = [measured[0][j]["best"]["ratio"] for j in (1, 3)]
+    assert table["perturbations"][0]["kl_ratio"] == pytest.approx(np.exp(np.mean(np.log(ratios))), rel=1e-4)
+    assert "kl_ratio" not in data(perturbed_site, f"{number_of(perturbed_site, 'npeff-8-0')}/components")
+
+
+def test_the_page_is_made_again_when_perturbations_or_decompositions_change(
+    perturbed: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(perturbed.path, tmp_path / "run")
+    run, config = Run.open(tmp_path / "run"), ExportConfig(str(tmp_path / "run"), str(tmp_path / "site"))
+    site = export(config).parent
+    number = number_of(site, "npeff-4-0")
+    before = digests(run)
+    capsys.readouterr()
+    export(config)
+    assert "up to date" in capsys.readouterr().out
+    shutil.rmtree(run.path / "perturbations/npeff-4-0-plain-lift")
+    assert digests(run) == {"npeff-4-0-reject-lift": before["npeff-4-0-reject-lift"]}
+    export(config)
+    assert len(data(site, f"{number}/component/1")["perturbations"]) == 1
+    # results of a decomposition that is no longer there are not those of the new one
+    saved = open_decomposition(run, "npeff-4-1")
+    saved.save(run.path / "decompositions/npeff-4-0")
+    export(config)
+    assert data(site, f"{number}/component/1")["perturbations"] == []
+    (run.path / "perturbations/npeff-4-0-reject-lift/config.json").write_text("{}")
+    with pytest.raises(UserError, match="reject-lift is damaged"):
+        export(config)
+    shutil.rmtree(run.path / "perturbations")
+    shutil.rmtree(run.path / "decompositions/clusters-4-0")
+    export(config)
+    assert len(data(site, "run")["decompositions"]) == 3
