@@ -97,6 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0, 2 for a user's mistake, 130 after Ctrl-C.
+
+    Raises:
+        Exception: A mistake of ours; its traceback is what is needed to correct it.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tqdm import tqdm
-
 from npeff.collect.run import collect_shards, final_table
 from npeff.collect.session import load_prompts, prepare_run, tokenize
 from npeff.config import VerifyConfig
@@ -15,13 +13,24 @@ from npeff.store.run import Run, Shard
 from npeff.tasks.data import Dataset
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one
+from npeff.utils.progress import progress
 
 
 def verify(config: VerifyConfig) -> list[str]:
-    """Returns the names of the files that were damaged."""
+    """Check a run's files by their hashes, and collect damaged ones again.
+
+    Args:
+        config: Which run, and whether to repair it.
+
+    Returns:
+        Names of the files that were damaged.
+
+    Raises:
+        UserError: Files are damaged and were not to be repaired, or results are, which only their commands can make.
+    """
     run = Run.open(config.run)
     table_is_whole = run.examples_are_whole()
-    shards = tqdm(run.check_shards(), desc="Checking", unit="shard", total=len(run.shards))
+    shards = progress(run.check_shards(), desc="Checking", unit="shard", total=len(run.shards))
     damaged = [(shard, what) for shard, what in shards if what is not None]
     names = ([] if table_is_whole else ["examples.parquet"]) + [shard.file for shard, _ in damaged]
     if not table_is_whole:
@@ -39,10 +48,10 @@ def verify(config: VerifyConfig) -> list[str]:
         print(message)
     if names and not config.repair:
         raise UserError(
-            f"{len(names)} damaged files. Run `npeff verify {config.run}` without --no-repair to mend them."
+            f"{len(names)} damaged files. Run `npeff verify {config.run}` without --no-repair to collect them again."
         )
     if results:
-        raise UserError(f"{len(results)} results are damaged. See above for what makes them anew.")
+        raise UserError(f"{len(results)} results are damaged. See above for the commands that make them again.")
     if not names:
         print(f"{run.path}: all {len(run.shards)} shards, the example table and all results are as they were written.")
     return names

@@ -97,7 +97,9 @@ def test_a_text_longer_than_the_context(config, tmp_path, capsys):
 def test_labels_that_begin_alike(config, tmp_path, capsys):
     task = tmp_path / "task.yaml"
     task.write_text(yaml.safe_dump({"prompt": "{text}:", "answers": "tokens", "labels": ["pay bill", "pay rent"]}))
-    refuse(arguments(config, task=task), capsys, "'pay bill' = 'pay rent'", "suffixes")
+    data = tmp_path / "texts.tsv"
+    data.write_text("text\n" + "\n".join(tiny.TEXTS))
+    refuse(arguments(config, task=task, data=data), capsys, "'pay bill' = 'pay rent'", "suffixes")
 
 
 def test_check_compares_all_rows_with_few_passes(config, tmp_path, monkeypatch):

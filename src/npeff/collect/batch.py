@@ -53,7 +53,15 @@ class Collector:
         self._most_rows = most_rows(directions, self.answer_model.count)
 
     def batches(self, prompts: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
-        """Positions in `prompts` in batches of similar length and at most `budget` tokens, padding included."""
+        """Put prompts of similar length together.
+
+        Args:
+            prompts: Token ids.
+            budget: Most tokens of a batch, padding included.
+
+        Yields:
+            Positions in `prompts` that make a batch.
+        """
         extra = self.answer_model.extra_tokens
         most = max(1, DIRECTION_ENTRIES // (self.answer_model.count * self._most_rows))
         batch: list[int] = []
@@ -68,49 +76,54 @@ class Collector:
             yield batch
 
     def collect(self, prompts: Sequence[Sequence[int]], examples: list[int]) -> dict[str, torch.Tensor]:
-        """Everything about a batch of prompts (token ids); `examples` are their numbers, which seed random directions.
+        """Everything about a batch of prompts.
 
-        Returns, for B examples and k rows of which an example uses the first `rank`:
-        rows [B, k, p] and gradient [B, p] at unit norm; pef_norm, gradient_norm, kept, probability [B]; rank,
-        prediction, set_aside [B] (set aside: something was not finite); activation [B, d]; probabilities [B, r], or
-        for the vocabulary the leading top_probabilities and top_tokens [B, 8]; where the rank was reduced, mixture
-        [B, k, most directions], which turns directions into those of the rows. On the CPU.
+        Args:
+            prompts: Token ids of B prompts.
+            examples: Their numbers, which seed random directions, [B].
+
+        Returns:
+            Tensors on the CPU, for k rows of which an example uses the first `rank`: rows [B, k, p] and gradient [B, p]
+            at unit norm; pef_norm (norm of the per-example Fisher), gradient_norm, kept, probability [B]; rank,
+            prediction, set_aside [B] (set aside: something was not finite); activation [B, d]; probabilities [B, r], or
+            for the vocabulary the leading top_probabilities and top_tokens [B, 8]; where the rank was reduced, mixture
+            [B, k, most directions], which turns directions into those of the rows.
         """
         with Capture(self.selection.modules, self.sketch.fold_input) as capture, _LastResidual(self) as residual:
             capture.start(len(prompts), *self.answer_model.sequences(prompts))
             z, places = self.answer_model.logits(prompts)
-            found = self._probabilities(z.detach())
+            collected = self._probabilities(z.detach())
             p = z.detach().double().softmax(1)
             finite = p.isfinite().all(1)
             p = torch.where(finite[:, None], p, 1.0 / p.shape[1])
             if self.wanted.activation:
-                found["activation"] = residual.at(places, len(prompts))
-                finite &= found["activation"].isfinite().all(1)
+                collected["activation"] = residual.at(places, len(prompts))
+                finite &= collected["activation"].isfinite().all(1)
             if self.wanted.fisher or self.wanted.gradient:
-                found |= self._rows(capture, z, p, examples)
+                collected |= self._rows(capture, z, p, examples)
                 finite &= torch.stack(
-                    [found[name].isfinite().view(len(finite), -1).all(1) for name in _FINITE if name in found]
+                    [collected[name].isfinite().view(len(finite), -1).all(1) for name in _FINITE if name in collected]
                 ).all(0)
-        found["set_aside"] = ~finite
-        for name, tensor in found.items():
+        collected["set_aside"] = ~finite
+        for name, tensor in collected.items():
             if tensor.is_floating_point():
-                found[name] = torch.where(finite.view(-1, *[1] * (tensor.dim() - 1)), tensor, 0)
-        if "rank" in found:
-            found["rank"] = torch.where(finite, found["rank"], 0)
-        return {name: tensor.cpu() for name, tensor in found.items()}
+                collected[name] = torch.where(finite.view(-1, *[1] * (tensor.dim() - 1)), tensor, 0)
+        if "rank" in collected:
+            collected["rank"] = torch.where(finite, collected["rank"], 0)
+        return {name: tensor.cpu() for name, tensor in collected.items()}
 
     def _probabilities(self, z: torch.Tensor) -> dict[str, torch.Tensor]:
         p = z.double().softmax(1).float()
         probability, prediction = p.max(1)
-        found = {"prediction": prediction.int(), "probability": probability}
+        collected = {"prediction": prediction.int(), "probability": probability}
         if self.answer_model.answers.kind == "vocabulary":
             top = p.topk(min(TOP_TOKENS, p.shape[1]), dim=1)
-            return found | {"top_probabilities": top.values, "top_tokens": top.indices.int()}
-        return found | {"probabilities": p}
+            return collected | {"top_probabilities": top.values, "top_tokens": top.indices.int()}
+        return collected | {"probabilities": p}
 
     def _rows(self, capture: Capture, z: torch.Tensor, p: torch.Tensor, examples: list[int]) -> dict[str, torch.Tensor]:
         """Rows of the Fisher and the predicted answer's gradient, from as few backward passes as they need."""
-        found: dict[str, torch.Tensor] = {}
+        collected: dict[str, torch.Tensor] = {}
         V, kept = p.new_zeros(len(p), 0, p.shape[1]), None
         if self.wanted.fisher:
             V, kept = make_directions(self.directions, p, examples)
@@ -122,7 +135,7 @@ class Collector:
         if self.wanted.gradient:
             gradient = (mix.float()[:, None] @ rows)[:, 0] if mix is not None else rows[:, -1]
             norm = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).float()
-            found |= {"gradient": gradient / _not_zero(norm)[:, None], "gradient_norm": norm}
+            collected |= {"gradient": gradient / _not_zero(norm)[:, None], "gradient_norm": norm}
         if self.wanted.fisher:
             assert kept is not None
             used = V[:, :count].abs().amax(2) > 0
@@ -136,20 +149,20 @@ class Collector:
                 rows, share, mix = reduce_rank(rows, self.directions.rank)
                 # batches may differ in the number of directions, so all are padded to the most that there can be
                 fewer = min(self.directions.rank, self._most_rows) - mix.shape[1]
-                found["mixture"] = torch.nn.functional.pad(mix, (0, self._most_rows - count, 0, fewer))
+                collected["mixture"] = torch.nn.functional.pad(mix, (0, self._most_rows - count, 0, fewer))
                 kept, used = kept * share, used[:, : self.directions.rank]
             gram = (rows @ rows.mT).double()
             norm = gram.square().sum((1, 2)).sqrt()
             pef_norm = (norm * size.double().square()).float()
             # a norm too small for float32 is zero, and its rows with it: whoever divides by it must find no rows
             factor = torch.where(pef_norm > 0, _not_zero(norm).rsqrt().float(), 0.0)
-            found |= {
+            collected |= {
                 "rows": rows * factor[:, None, None],
                 "pef_norm": pef_norm,
                 "kept": kept.float(),
                 "rank": used.sum(1).int(),
             }
-        return found
+        return collected
 
 
 def _not_zero(norm: torch.Tensor) -> torch.Tensor:

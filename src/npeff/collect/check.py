@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from npeff.collect.capture import Capture
 from npeff.collect.config import CheckConfig, CollectConfig
 from npeff.collect.directions import make_directions, spectral
-from npeff.collect.session import Prepared, load_prompts, prepare
+from npeff.collect.session import Prepared, prepare_with_prompts
 from npeff.collect.sketch.base import random_signs
 from npeff.models.answers import AnswerModel, AnswerSet
 from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
+from npeff.utils.progress import progress
 
 SUFFIXES = 8
 """Suffixes of an example that are compared with autograd."""
@@ -27,18 +27,34 @@ class CheckReport:
     """Largest relative errors over the examples, and what the directions keep."""
 
     autograd_error: float
+    """Of rows against plain autograd."""
     batch_error: float
+    """Of rows in a batch against rows alone."""
     kept: float
+    """Share of the Fisher's trace at the outputs that the directions keep, mean over examples."""
     spectral_kept: dict[int, float]
+    """The same for so many spectral rows."""
     tolerance: float
+    """Largest error that is rounding in this precision."""
 
     @property
     def fits(self) -> bool:
+        """Whether all differences are rounding."""
         return max(self.autograd_error, self.batch_error) <= self.tolerance
 
 
 def check(config: CheckConfig) -> CheckReport:
-    """Print the report; a model whose rows are wrong is an error."""
+    """Print how well collection fits a model and a task.
+
+    Args:
+        config: Which model and task.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        UserError: Rows differ from those of plain autograd by more than rounding.
+    """
     data = replace(config.data, task=config.task, limit=config.examples)
     collect_config = CollectConfig(
         run=str(Path()),
@@ -47,8 +63,7 @@ def check(config: CheckConfig) -> CheckReport:
         directions=config.directions,
         sketch=config.sketch,
     )
-    prepared = prepare(collect_config)
-    _, prompts = load_prompts(prepared)
+    prepared, _, prompts = prepare_with_prompts(collect_config)
     report = compare_with_autograd(prepared, prompts)
     print(
         f"{prepared.selection.size:,} parameters, {len(prepared.selection.modules)} modules, {len(prompts)} examples\n"
@@ -68,9 +83,11 @@ def check(config: CheckConfig) -> CheckReport:
 
 
 def _mixes(rows: int) -> torch.Tensor:
-    """Which combinations of the rows to compare, [n, rows]: each row, or where there are more than two, the first one
-    and a sum of all with random signs. A wrong row spoils the sum too, and two backward passes are enough: with weight
-    gradients, and with every suffix in a sequence of its own, a pass is slow.
+    """Which combinations of the rows to compare, [n, rows].
+
+    Each row, or where there are more than two, the first one and a sum of all with random signs. A wrong row spoils the
+    sum too, and two backward passes are enough: with weight gradients, and with every suffix in a sequence of its own,
+    a pass is slow.
     """
     if rows <= 2:
         return torch.eye(rows)
@@ -91,7 +108,15 @@ def _only(V: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
 
 
 def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> CheckReport:
-    """Collect all prompts in one padded batch, each alone, and by autograd with weight gradients."""
+    """Collect all prompts in one padded batch, each alone, and by autograd with weight gradients.
+
+    Args:
+        prepared: Model, task and sketch.
+        prompts: Token ids of the examples to compare.
+
+    Returns:
+        The largest relative errors.
+    """
     collector, model = prepared.collector, prepared.model
     sketch, modules = collector.sketch, prepared.selection.modules
 
@@ -111,7 +136,7 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
     V = mixes @ V
     weights = {name: w for m in modules for name, w in m.module.named_parameters(prefix=m.name, recurse=False)}
     autograd_error = batch_error = 0.0
-    for i, prompt in enumerate(tqdm(prompts, desc="Checking", unit="ex")):
+    for i, prompt in enumerate(progress(prompts, desc="Checking", unit="ex")):
         alone = rows_of([prompt], V[i : i + 1])
         plain = AnswerModel(model, prepared.answers.only(answers[i].tolist()), share_prompt=False)
         for weight in weights.values():
@@ -123,9 +148,9 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
                 parts = torch.autograd.grad(
                     z, list(weights.values()), direction[None, answers[i]].to(z), retain_graph=not last
                 )
-                found = dict(zip(weights, parts, strict=True))
+                gradients = dict(zip(weights, parts, strict=True))
                 reference = sketch.matvec(
-                    {m.name: m.matrix(found[f"{m.name}.weight"], found.get(f"{m.name}.bias")) for m in modules}
+                    {m.name: m.matrix(gradients[f"{m.name}.weight"], gradients.get(f"{m.name}.bias")) for m in modules}
                 )
                 scale = reference.norm().clamp_min(torch.finfo(torch.float32).tiny)
                 autograd_error = max(autograd_error, float((together[i, turn] - reference).norm() / scale))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
@@ -61,6 +61,12 @@ class SketchConfig:
 class CollectConfig:
     """Collect per-example Fishers of a model on a task into a run directory. Run it again to continue."""
 
+    common: ClassVar[tuple[str, ...]] = (
+        *("task", "data", "text_column", "label_column", "limit", "model", "dtype", "device"),
+        *("batch_tokens", "dry_run"),
+    )
+    removed: ClassVar[dict[str, str]] = {"padding": "results never depended on the side of the padding."}
+
     run: tyro.conf.Positional[str]
     """Directory of the run; made if it is not there, continued if it is."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -79,8 +85,6 @@ class CollectConfig:
     """Examples per shard: what a broken run can lose at most."""
     batch_tokens: int = 1024
     """Tokens per batch, padding included; more need more memory."""
-    padding: Literal["right", "left"] = "right"
-    """Side on which shorter prompts of a batch are padded; results do not depend on it."""
     share_prompt: bool = True
     """Suffix answers only: run the prompt once for all suffixes, as a token tree."""
     dry_run: bool = False
@@ -111,6 +115,16 @@ class CheckedData(DataConfig):
 class CheckConfig:
     """Compare captured rows with plain autograd, with and without batching, and show what the directions keep."""
 
+    common: ClassVar[tuple[str, ...]] = (
+        "examples",
+        "data",
+        "text_column",
+        "label_column",
+        "dtype",
+        "device",
+        "exclude",
+    )
+
     model: tyro.conf.Positional[str]
     """Model, as --model of `npeff collect`."""
     task: tyro.conf.Positional[str] = "reviews"
@@ -124,7 +138,17 @@ class CheckConfig:
 
 
 def parse_directions(text: str) -> tuple[str, float]:
-    """(kind, amount): amount is the number of rows, or the share to keep where it is below 1; 0 where there is none."""
+    """What the option --directions says.
+
+    Args:
+        text: The option's value, such as spectral:8.
+
+    Returns:
+        Kind and amount: the number of rows, or the share to keep where it is below 1; 0 where there is none.
+
+    Raises:
+        UserError: It says nothing that is known.
+    """
     match = re.fullmatch(r"(auto|exact)|(spectral|projection|sampling):(\d+|0?\.\d+)", text)
     if match and match[1]:
         return match[1], 0

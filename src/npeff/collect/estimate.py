@@ -13,12 +13,10 @@ import numpy as np
 import torch
 
 from npeff.collect.config import CollectConfig
-from npeff.collect.session import Prepared, collect_prompts, load_prompts, prepare
+from npeff.collect.session import Prepared, collect_prompts, prepare_with_prompts
 from npeff.utils import distributed
 from npeff.utils.distributed import world_size
 from npeff.utils.text import amount, duration
-
-MEASURED_BATCHES = 3
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,7 @@ class Estimate:
     """Cost of a collection."""
 
     seconds: float
+    """On all ranks together, from the first batch to the last."""
     disk: int
     """Bytes."""
     memory: int
@@ -34,33 +33,48 @@ class Estimate:
 
 
 def estimate_collection(config: CollectConfig) -> Estimate:
-    """Measure a few batches of the collection that `config` asks for, print what all of it will cost, and return it."""
+    """Measure a few batches of the collection that `config` asks for, and print what all of it will cost.
+
+    Args:
+        config: What to collect.
+
+    Returns:
+        The cost.
+    """
     distributed.start()
-    prepared = prepare(config)
-    _, prompts = load_prompts(prepared)
+    prepared, _, prompts = prepare_with_prompts(config)
     prepared.collector.answer_model.check_tree(max(prompts, key=len))
-    found = estimate(prepared, prompts)
+    cost = estimate(prepared, prompts)
     if distributed.rank() == 0:
-        _print(found, prepared, prompts)
-    return found
+        _print(cost, prepared, prompts)
+    return cost
 
 
 def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
-    """Measure batches of long, middling and short prompts, and scale by the tokens of all of them."""
+    """Measure batches of long, middling and short prompts, and scale by the tokens of all of them.
+
+    Args:
+        prepared: Model, task and sketch.
+        prompts: Token ids of all examples.
+
+    Returns:
+        The cost of collecting all of them. A short collection is measured by one batch, so that the answer does not
+        take longer than what it is about.
+    """
     collector, config = prepared.collector, prepared.config
     batches = list(collector.batches(prompts, config.batch_tokens))
     # the first batch pays for set-up, so its time does not count; it is the longest, so it shows the peak of memory
     collector.collect([prompts[i] for i in batches[0]], batches[0])
     extra = collector.answer_model.extra_tokens
-    chosen = representative([_tokens(prompts, batch, extra) for batch in batches])
+    chosen = representative([_tokens(prompts, batch, extra) for batch in batches], min(3, -(-len(batches) // 4)))
     sample = [i for index in chosen for i in batches[index]]
     begin = time.perf_counter()
     storage = getattr(torch, config.storage)
-    found = collect_prompts(prepared, [prompts[i] for i in sample], sample, storage=storage)
+    tensors = collect_prompts(prepared, [prompts[i] for i in sample], sample, storage=storage)
     seconds = time.perf_counter() - begin
     everything, measured = _tokens(prompts, range(len(prompts)), extra), _tokens(prompts, sample, extra)
     total = seconds * everything / measured / world_size()
-    each = sum(tensor.numel() * tensor.element_size() for tensor in found.values()) / len(sample)
+    each = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) / len(sample)
     memory = peak_memory(prepared.model.device)
     if prepared.model.device.type != "cuda":
         # a shard is held twice while it is put in order; the sample was, too
@@ -68,13 +82,20 @@ def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
     return Estimate(total, int(each * len(prompts)), memory, total / len(prompts))
 
 
-def representative(tokens: Sequence[int]) -> list[int]:
-    """Batches that stand for all, given the tokens of each: those in the middle of equal shares of the tokens.
+def representative(tokens: Sequence[int], count: int) -> list[int]:
+    """Batches that stand for all: those in the middle of equal shares of the tokens.
 
     The first and the last would not do: the longest prompts, and what is left over, cost more for a token.
+
+    Args:
+        tokens: Tokens of each batch.
+        count: How many to choose.
+
+    Returns:
+        Numbers of the batches, ascending.
     """
     ends = np.cumsum(tokens)
-    middles = (np.arange(MEASURED_BATCHES) + 0.5) / MEASURED_BATCHES * ends[-1]
+    middles = (np.arange(count) + 0.5) / count * ends[-1]
     return np.unique(np.searchsorted(ends, middles)).tolist()
 
 
@@ -94,16 +115,16 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _print(found: Estimate, prepared: Prepared, prompts: list[list[int]]) -> None:
+def _print(cost: Estimate, prepared: Prepared, prompts: list[list[int]]) -> None:
     folder = Path(prepared.config.run).absolute()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    enough = "" if free > found.disk else "  NOT ENOUGH"
+    enough = "" if free > cost.disk else "  NOT ENOUGH"
     ranks = "1 rank" if world_size() == 1 else f"{world_size()} ranks"
     print(
         f"{len(prompts)} examples of {sum(map(len, prompts)) / len(prompts):.0f} tokens on average\n"
-        f"time    {duration(found.seconds)} ({found.seconds_per_example:.3g} s an example on {ranks})\n"
-        f"disk    {amount(found.disk)} of {amount(free)} free{enough}\n"
-        f"memory  {amount(found.memory)} at the peak, however many examples"
+        f"time    {duration(cost.seconds)} ({cost.seconds_per_example:.3g} s an example on {ranks})\n"
+        f"disk    {amount(cost.disk)} of {amount(free)} free{enough}\n"
+        f"memory  {amount(cost.memory)} at the peak, however many examples"
     )

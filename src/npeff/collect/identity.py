@@ -10,16 +10,23 @@ from npeff.models.load import LoadedModel
 from npeff.tasks.task import Task
 from npeff.utils.configs import to_dict
 
-_HOW = ("run", "batch_tokens", "padding", "share_prompt", "dry_run", "fisher", "gradient", "activation")
+_HOW = ("run", "batch_tokens", "share_prompt", "dry_run", "fisher", "gradient", "activation")
 """Options that say where and how fast to collect, or are summed up in `collected`."""
 PLACES = ("data.data", "model.model", "model.revision")
 """Entries that say where data and model lie. They may have moved: hashes tell whether they are the same."""
 
 
 def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: str) -> dict[str, Any]:
-    """All that decides about the numbers of a collection, wherever and however fast it runs.
+    """All that decides about the values of a collection, wherever and however fast it runs.
 
-    `prefix` is the text of few-shot examples before the prompts.
+    Args:
+        config: What is collected.
+        task: The task, whose file may change under the same name.
+        model: The model, known by the hash of its weights.
+        prefix: Text of few-shot examples before the prompts.
+
+    Returns:
+        Nested JSON values.
     """
     values = to_dict(config)
     values["model"].pop("device")
@@ -45,17 +52,27 @@ def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] =
 def changes(
     old: dict[str, Any], new: dict[str, Any], but: Collection[str] = (), prefix: str = ""
 ) -> list[tuple[str, Any, Any]]:
-    """The same as (name, old value, new value)."""
-    found = []
+    """Differing entries of two nested dictionaries.
+
+    Args:
+        old: The one.
+        new: The other.
+        but: Entries to pass over, as "a.b".
+        prefix: Where the dictionaries lie in larger ones, as "a.".
+
+    Returns:
+        (name, old value, new value) of each.
+    """
+    different: list[tuple[str, Any, Any]] = []
     for name in sorted({*old, *new}):
         before, now, whole = old.get(name), new.get(name), prefix + name
         if whole in but:
             continue
         if isinstance(before, dict) and isinstance(now, dict):
-            found += changes(before, now, but, f"{whole}.")
+            different += changes(before, now, but, f"{whole}.")
         elif before != now:
-            found.append((whole, before, now))
-    return found
+            different.append((whole, before, now))
+    return different
 
 
 def brief(value: Any) -> str:

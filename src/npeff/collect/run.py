@@ -12,10 +12,11 @@ import pyarrow as pa
 import torch
 from tqdm import tqdm
 
-from npeff.collect.config import CollectConfig, parse_directions
+from npeff.collect.config import CollectConfig
 from npeff.collect.estimate import Estimate, estimate_collection
 from npeff.collect.identity import PLACES, differences, identity_of
-from npeff.collect.session import Prepared, collect_prompts, load_prompts, prepare
+from npeff.collect.session import Prepared, collect_prompts, prepare_with_prompts
+from npeff.collect.summary import summary
 from npeff.store.examples import inputs_hash
 from npeff.store.run import Run, Shard, read_tensors
 from npeff.tasks.data import Dataset
@@ -23,6 +24,7 @@ from npeff.utils import distributed
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one
+from npeff.utils.progress import progress
 from npeff.utils.version import __version__
 
 
@@ -32,13 +34,22 @@ def collect_or_estimate(config: CollectConfig) -> Run | Estimate:
 
 
 def collect(config: CollectConfig) -> Run:
-    """Collect what `config` asks for into `config.run`, or continue there; returns the finished run."""
+    """Collect what `config` asks for into `config.run`, or continue there.
+
+    Args:
+        config: What to collect, and where to.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: The config asks for a dry run, which collects nothing.
+    """
     if config.dry_run:
         raise UserError("A dry run collects nothing: call npeff.collect.estimate.estimate_collection instead.")
     distributed.start()
     path = Path(config.run)
-    prepared = prepare(config)
-    dataset, prompts = load_prompts(prepared)
+    prepared, dataset, prompts = prepare_with_prompts(config)
     prepared.collector.answer_model.check_tree(max(prompts, key=len))
     with only_one(path, active=distributed.rank() == 0):
         if distributed.rank() == 0:
@@ -53,7 +64,8 @@ def collect(config: CollectConfig) -> Run:
             distributed.barrier()
     run = Run.open(path)
     if distributed.rank() == 0:
-        _say_summary(run, dataset)
+        left_out = (f"left out: {'; '.join(dataset.dropped)}",) if dataset.dropped else ()
+        print(summary(run, left_out))
     return run
 
 
@@ -100,11 +112,21 @@ def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) ->
 
 
 def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shards: Sequence[Shard]) -> None:
-    """Collect this rank's part of `shards`. A shard's numbers do not depend on who collects it."""
+    """Collect this rank's part of `shards`. What is in a shard does not depend on who collects it.
+
+    Args:
+        run: The run that they belong to.
+        prepared: Model, task and sketch.
+        prompts: Token ids of all examples of the run.
+        shards: What to collect.
+
+    Raises:
+        UserError: A batch does not fit into memory.
+    """
     mine = shards[distributed.rank() :: distributed.world_size()]
     total = sum(shard.stop - shard.start for shard in mine)
     where = f" (rank 0 of {distributed.world_size()})" if distributed.world_size() > 1 else ""
-    with tqdm(total=total, unit="ex", desc=f"Collecting{where}", disable=distributed.rank() > 0) as bar:
+    with progress(total=total, unit="ex", desc=f"Collecting{where}", active=distributed.rank() == 0) as bar:
         try:
             for shard in mine:
                 run.write_shard(shard, _collect_shard(prepared, prompts, shard, bar))
@@ -120,15 +142,24 @@ def _collect_shard(prepared: Prepared, prompts: list[list[int]], shard: Shard, b
     config = prepared.config
     examples = range(shard.start, shard.stop)
     storage = getattr(torch, config.storage)
-    found = collect_prompts(prepared, [prompts[i] for i in examples], list(examples), bar, storage)
-    aside = [shard.start + i for i in found["set_aside"].nonzero().flatten().tolist()]
+    tensors = collect_prompts(prepared, [prompts[i] for i in examples], list(examples), bar, storage)
+    aside = [shard.start + i for i in tensors["set_aside"].nonzero().flatten().tolist()]
     if aside:
         tqdm.write(f"Set aside, because a value was not finite: example {', '.join(map(str, aside))}.")
-    return found
+    return tensors
 
 
 def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
-    """The table of inputs with what was found about each example."""
+    """The example table of a finished run.
+
+    Args:
+        run: The run, with all shards written.
+        prepared: What it was collected with.
+        table: The inputs, one line per example.
+
+    Returns:
+        The inputs with prediction, probability, rank, norm, and whether and why an example was set aside.
+    """
     names = ["prediction", "probability", "set_aside"]
     names += ["rank", "pef_norm", "kept"] if prepared.config.fisher else []
     shards = [read_tensors(run.whole_shard(shard), names) for shard in run.shards]
@@ -148,24 +179,3 @@ def _answer_texts(prepared: Prepared, predictions: np.ndarray) -> list[str]:
     if prepared.answers.names:
         return [prepared.answers.names[index] for index in predictions]
     return [prepared.model.tokenizer.decode([int(token)]) for token in predictions]
-
-
-def _say_summary(run: Run, dataset: Dataset) -> None:
-    table = run.table
-    labels, predictions = table["label"].to_numpy(zero_copy_only=False), table["prediction"].to_numpy()
-    aside = ~run.usable
-    known = table["label"].is_valid().to_numpy(zero_copy_only=False) & ~aside
-    lines = [f"{len(table)} examples, {int(table['rank'].to_numpy().sum())} rows in {run.path}"]
-    if dataset.dropped:
-        lines.append(f"left out: {'; '.join(dataset.dropped)}")
-    if known.any() and run.manifest["task"]["labels"]:
-        lines.append(f"accuracy {np.mean(labels[known] == predictions[known]):.1%} on {known.sum()} labelled examples")
-    if "kept" in table.column_names and not aside.all():
-        kept = np.mean(table["kept"].to_numpy()[~aside])
-        kind, _ = parse_directions(run.manifest["config"]["directions"]["directions"])
-        random = " (random directions: right on average, for one example above or below)"
-        note = random if kind in ("projection", "sampling") else ""
-        lines.append(f"directions keep {kept:.1%} of the Fisher's trace at the outputs{note}")
-    if aside.any():
-        lines.append(f"{aside.sum()} examples set aside: {', '.join(map(str, np.flatnonzero(aside)[:8]))}")
-    print("\n".join(lines))

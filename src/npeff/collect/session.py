@@ -42,7 +42,15 @@ class Prepared:
 
 
 def prepare(config: CollectConfig, task: Task | None = None) -> Prepared:
-    """Load the model and set up capture for a task."""
+    """Load the model and set up capture for a task.
+
+    Args:
+        config: What to collect.
+        task: The task, if it was loaded already.
+
+    Returns:
+        What a collection needs before its first batch.
+    """
     task = task or load_task(config.data.task)
     model = load_model(config.model)
     selection = select_parameters(model.network, config.model.include, config.model.exclude)
@@ -50,13 +58,24 @@ def prepare(config: CollectConfig, task: Task | None = None) -> Prepared:
     sketch = make_sketch(config.sketch, selection.modules, model.device)
     wanted = Wanted(config.fisher, config.gradient, config.activation)
     collector = Collector(
-        model, answers, selection, sketch, config.directions, wanted, config.padding, config.share_prompt
+        model, answers, selection, sketch, config.directions, wanted, share_prompt=config.share_prompt
     )
     return Prepared(config, task, answers, model, selection, collector)
 
 
 def prepare_run(run: Run, device: str | None = None) -> Prepared:
-    """Set up a run's own model, sketch and task again, and check that they are still the same."""
+    """Set up a run's own model, sketch and task again.
+
+    Args:
+        run: The run.
+        device: Where to compute; where the run was collected, if not given.
+
+    Returns:
+        What the run was collected with.
+
+    Raises:
+        UserError: The model, the task or the config in the manifest are no longer the same.
+    """
     config: CollectConfig = from_dict(CollectConfig, run.manifest["config"])
     if device is not None:
         config = replace(config, model=replace(config.model, device=device))
@@ -76,12 +95,39 @@ def prepare_run(run: Run, device: str | None = None) -> Prepared:
     return prepared
 
 
-def load_prompts(prepared: Prepared) -> tuple[Dataset, list[list[int]]]:
-    """The examples that the config asks for, and the token ids of their prompts.
+def prepare_with_prompts(config: CollectConfig) -> tuple[Prepared, Dataset, list[list[int]]]:
+    """Read the examples that a config asks for, then load the model: mistakes in the data are told at once.
 
-    A prompt that does not fit the model is a bad example: an error, or left out with --on-bad-example drop.
+    Args:
+        config: What to collect.
+
+    Returns:
+        What a collection needs, the examples, and the token ids of their prompts.
     """
-    dataset = load_dataset(prepared.task, prepared.config.data)
+    task = load_task(config.data.task)
+    dataset = load_dataset(task, config.data)
+    prepared = prepare(config, task)
+    return prepared, *fitting_prompts(prepared, dataset)
+
+
+def load_prompts(prepared: Prepared) -> tuple[Dataset, list[list[int]]]:
+    """The examples that a config asks for, and the token ids of their prompts, where the model is loaded already."""
+    return fitting_prompts(prepared, load_dataset(prepared.task, prepared.config.data))
+
+
+def fitting_prompts(prepared: Prepared, dataset: Dataset) -> tuple[Dataset, list[list[int]]]:
+    """The examples whose prompts fit the model, and the token ids of these prompts.
+
+    Args:
+        prepared: Model and task.
+        dataset: The examples.
+
+    Returns:
+        The examples that fit, with a note about those that do not, and their prompts.
+
+    Raises:
+        UserError: A prompt does not fit and the config does not say --on-bad-example drop, or none fits.
+    """
     prompts, misfits = _tokens(prepared, dataset)
     if not misfits:
         return dataset, prompts
@@ -108,10 +154,21 @@ def tokenize(prepared: Prepared, dataset: Dataset) -> list[list[int]]:
 
 
 def read_prompts(run: Run, prepared: Prepared) -> list[list[int]]:
-    """Token ids of a run's prompts, after a check that its texts are those that were collected."""
+    """Token ids of a run's prompts.
+
+    Args:
+        run: The run.
+        prepared: Its model and task, from `prepare_run`.
+
+    Returns:
+        Token ids of every example.
+
+    Raises:
+        UserError: The example table is not the one that was collected.
+    """
     inputs = inputs_of(run.table)
     if inputs_hash(inputs) != run.manifest["inputs_sha256"]:
-        raise UserError(f"The example table of {run.path} is not the one that was collected. `npeff verify` mends it.")
+        raise UserError(f"The example table of {run.path} is not what was collected. `npeff verify` repairs it.")
     return tokenize(prepared, Dataset(inputs, run.manifest["task"]["prefix"]))
 
 
@@ -146,29 +203,37 @@ def collect_prompts(
     bar: Any = None,
     storage: torch.dtype = torch.float32,
 ) -> dict[str, torch.Tensor]:
-    """Collect prompts in batches; as `Collector.collect`, but rows are flat, [sum of ranks, p], in order.
+    """Collect prompts in batches.
 
-    Rows and gradients are of type `storage`, from the moment that their batch is done: a shard of them waits in memory.
+    Args:
+        prepared: Model, task and sketch.
+        prompts: Token ids of n prompts.
+        examples: Their numbers, which seed random directions, [n].
+        bar: Progress bar to move, if any.
+        storage: Type of rows and gradients from the moment that their batch is done: a shard of them waits in memory.
+
+    Returns:
+        As `Collector.collect` gives them, in the order of `prompts`, but rows are flat: [sum of ranks, p].
     """
     parts: list[dict[str, torch.Tensor]] = []
+    row_lists: list[torch.Tensor] = []
     order: list[int] = []
     for batch in prepared.collector.batches(prompts, prepared.config.batch_tokens):
-        found = prepared.collector.collect([prompts[i] for i in batch], [examples[i] for i in batch])
-        found |= {name: found[name].to(storage) for name in ("rows", "gradient") if name in found}
-        if "rows" in found:
-            used = torch.arange(found["rows"].shape[1]) < found["rank"][:, None]
-            found["row_lists"] = [rows[mask] for rows, mask in zip(found.pop("rows"), used, strict=True)]  # type: ignore[assignment]
-        parts.append(found)
+        part = prepared.collector.collect([prompts[i] for i in batch], [examples[i] for i in batch])
+        part |= {name: part[name].to(storage) for name in ("rows", "gradient") if name in part}
+        if "rows" in part:
+            used = torch.arange(part["rows"].shape[1]) < part["rank"][:, None]
+            row_lists += [rows[mask] for rows, mask in zip(part.pop("rows"), used, strict=True)]
+        parts.append(part)
         order += batch
         if bar is not None:
             bar.update(len(batch))
     back = torch.empty(len(order), dtype=torch.int64)
     back[torch.tensor(order)] = torch.arange(len(order))
-    result = {name: torch.cat([part[name] for part in parts])[back] for name in parts[0] if name != "row_lists"}
-    if "row_lists" in parts[0]:
-        rows = [row for part in parts for row in part["row_lists"]]
-        result["rows"] = torch.cat([rows[i] for i in back.tolist()])
-    return result
+    collected = {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
+    if row_lists:
+        collected["rows"] = torch.cat([row_lists[i] for i in back.tolist()])
+    return collected
 
 
 def collect_texts(
@@ -178,10 +243,20 @@ def collect_texts(
     fields: Sequence[Mapping[str, str]] = (),
     numbers: Sequence[int] | None = None,
 ) -> tuple[ArrayRows, dict[str, torch.Tensor]]:
-    """Fisher rows of new texts under a run's model, task and sketch, and all else that `Collector.collect` gives.
+    """Collect new texts with a run's model, task and sketch.
 
-    `fields` holds for each text the other columns that the task's prompt names, if it names any; `numbers` are the
-    example numbers that seed random directions, 0, 1, ... if not given.
+    Args:
+        run: The run.
+        texts: n texts.
+        prepared: From `prepare_run`, if it was called already.
+        fields: For each text the other columns that the task's prompt names, if it names any.
+        numbers: Example numbers that seed random directions; 0, 1, ... if not given.
+
+    Returns:
+        Fisher rows of the texts (none where the run has no Fishers), and all else that `collect_prompts` gives.
+
+    Raises:
+        UserError: A text lacks a column that the prompt needs.
     """
     prepared = prepared or prepare_run(run)
     wanted = prepared.task.fields
@@ -190,7 +265,7 @@ def collect_texts(
     columns = {FIELD + name: [given[name] for given in fields] for name in wanted}
     table = pa.table({"source_row": range(len(texts)), "text": list(texts), **columns})
     prompts = tokenize(prepared, Dataset(table, run.manifest["task"]["prefix"]))
-    found = collect_prompts(prepared, prompts, list(range(len(texts)) if numbers is None else numbers))
-    if "rows" not in found:  # a run without Fishers; the other kinds are in `found`
-        return ArrayRows(torch.empty(0, prepared.config.sketch.dim), np.zeros(len(texts), np.int64)), found
-    return ArrayRows(found["rows"], found["rank"].numpy()), found
+    collected = collect_prompts(prepared, prompts, list(range(len(texts)) if numbers is None else numbers))
+    if "rows" not in collected:  # a run without Fishers has only the other kinds
+        return ArrayRows(torch.empty(0, prepared.config.sketch.dim), np.zeros(len(texts), np.int64)), collected
+    return ArrayRows(collected["rows"], collected["rank"].numpy()), collected

@@ -141,7 +141,7 @@ class Run:
         """The example table, as it was written."""
         path = self.path / EXAMPLES
         if self.manifest["complete"] and not self.examples_are_whole():
-            raise UserError(f"{path} is missing or has changed. `npeff verify {self.path}` mends it.")
+            raise UserError(f"{path} is missing or has changed. `npeff verify {self.path}` repairs it.")
         try:
             # without threads: pyarrow waits forever for one that could not be started for lack of memory
             with pq.ParquetFile(path, pre_buffer=False) as file:
@@ -149,7 +149,7 @@ class Run:
         except (OSError, ValueError, pa.ArrowException) as error:
             if out_of_memory(error):
                 raise
-            raise UserError(f"Cannot read {path}: {error}. `npeff verify {self.path}` mends it.") from error
+            raise UserError(f"Cannot read {path}: {error}. `npeff verify {self.path}` repairs it.") from error
         wrong = _wrong_columns(table, self.manifest)
         if wrong:
             raise UserError(f"{path} is not an example table of this run: {wrong}.")
@@ -250,7 +250,7 @@ class Run:
         if shard.number not in self._checked:
             problem = self._problem(shard)
             if problem:
-                raise UserError(f"{self.path / shard.file} {problem}. `npeff verify {self.path}` mends it.")
+                raise UserError(f"{self.path / shard.file} {problem}. `npeff verify {self.path}` repairs it.")
             self._checked.add(shard.number)
         return self.path / shard.file
 
@@ -416,7 +416,7 @@ class _shard_errors:  # noqa: N801 - reads as a block
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, SafetensorError | OSError) and not out_of_memory(error):
-            raise UserError(f"Cannot read {self.path}: {error}. `npeff verify` mends damaged shards.") from error
+            raise UserError(f"Cannot read {self.path}: {error}. `npeff verify` repairs damaged shards.") from error
 
 
 def write_examples(path: Path, examples: pa.Table) -> None:

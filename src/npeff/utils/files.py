@@ -162,7 +162,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file of ours that holds an object."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged: it should hold a JSON object. Restore it from a copy, or make it anew.")
+        raise UserError(f"{path} is damaged: it should hold a JSON object. Restore it from a copy, or make it again.")
     return value
 
 
@@ -192,7 +192,7 @@ def without_seal(path: Path, value: Any) -> Any:
     if name != SEAL or not fits:
         raise UserError(
             f"{path} is damaged or was edited: it is not what its {SEAL!r} was made of. Restore it from a copy, or "
-            f"make it anew. (If you meant to edit it, remove the entry {SEAL!r}.)"
+            f"make it again. (If you meant to edit it, remove the entry {SEAL!r}.)"
         )
     return found
 

@@ -14,8 +14,10 @@ ROW_BLOCK_ENTRIES = 2**24
 
 
 class DenseSketch(Sketch):
-    """y = R g / √p with entries ±1. The matrix is made again in blocks of gradient rows at every use: it would be p
-    times the size of the model. A whole batch shares one making of it.
+    """y = R g / √p with entries ±1.
+
+    The matrix is made again in blocks of gradient rows at every use: it would be p times the size of the model. A whole
+    batch shares one making of it.
     """
 
     def _blocks(self, module: CapturedModule) -> Iterator[tuple[int, int, torch.Tensor]]:

@@ -20,9 +20,11 @@ from npeff.utils.random import random_bits
 
 
 class KronSketch(Sketch):
-    """Two-sided random signs with `copies` independent copies. The matrix of sums is side × side; where that is more
-    than p numbers, each is added with a random sign to one of p places. A side of 2√p and one copy is cheaper than
-    four copies with a side of √p and as accurate (docs/performance.md).
+    """Two-sided random signs with `copies` independent copies.
+
+    The matrix of sums is side × side; where that has more than p entries, each is added with a random sign to one of p
+    places. A side of 2√p and one copy is cheaper than four copies with a side of √p and as accurate
+    (docs/performance.md).
     """
 
     def __init__(self, config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu"):

@@ -37,8 +37,10 @@ def _pick(j, words, region, regions, length):  # type: ignore[no-untyped-def]
 def _project(  # type: ignore[no-untyped-def]
     part, words, total, regions, length, weight, dim, batch, J: tl.constexpr, B: tl.constexpr
 ):
-    """A program owns J coordinates of B examples and walks over the regions, as a thread of the paper's kernel does
-    for one coordinate. The examples lie beside each other, so a pick is made once and read as one line for all.
+    """Sketch J coordinates of B examples.
+
+    A program walks over the regions, as a thread of the paper's kernel does for one coordinate. The examples lie beside
+    each other, so a pick is made once and read as one line for all.
     """
     j = tl.program_id(0) * J + tl.arange(0, J)
     b = tl.program_id(1) * B + tl.arange(0, B)
