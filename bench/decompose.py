@@ -25,7 +25,8 @@ from npeff.decompose.config import FitConfig, PaperConfig
 from npeff.decompose.initial import start_components
 from npeff.decompose.npeff import Npeff
 from npeff.store.rows import ArrayRows, RowSource
-from npeff.store.run import Run, Shard
+from npeff.store.run import Run
+from npeff.store.shards import Shard
 from npeff.tasks.config import DataConfig
 
 EXAMPLES = 1024

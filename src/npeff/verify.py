@@ -9,7 +9,8 @@ from npeff.collect.session import load_prompts, prepare_run, tokenize
 from npeff.config import VerifyConfig
 from npeff.explore.damage import damaged_results
 from npeff.store.examples import inputs_hash, inputs_of
-from npeff.store.run import Run, Shard
+from npeff.store.run import Run
+from npeff.store.shards import Shard
 from npeff.tasks.data import Dataset
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one

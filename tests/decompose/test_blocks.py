@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npeff.decompose.blocks import Blocks, chunks, leading_directions, pef_norms, share
-from npeff.store.rows import ArrayRows
-from npeff.store.subset import SubsetRows, hold_out
+from npeff.store.rows import ArrayRows, SubsetRows, hold_out
 from npeff.utils.device import choose_device
 from npeff.utils.errors import UserError
 from tests.decompose.reference import pefs, ragged

@@ -14,7 +14,8 @@ from npeff.collect.session import prepare_run, read_prompts
 from npeff.decompose.run import open_decomposition
 from npeff.perturb.lift import Lifter, norm, scale_to_unit
 from npeff.perturb.row_weights import RowSums, check_component, check_method, component_sums, truncate
-from npeff.store.run import Run, read_tensors, tensor_names
+from npeff.store.run import Run
+from npeff.store.shards import read_tensors, tensor_names
 from npeff.utils.configs import from_dict
 from npeff.utils.errors import UserError
 

@@ -19,7 +19,8 @@ from npeff.cli import main
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.index import INDEX, is_shared_name, read_index
 from npeff.share.run import pull, push
-from npeff.store.run import Run, read_tensors
+from npeff.store.run import Run
+from npeff.store.shards import read_tensors
 from npeff.utils.errors import UserError
 from tests.share.conftest import HOSTILE
 from tests.share.local_hub import LocalHub

@@ -13,8 +13,8 @@ from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.config import DecomposeConfig, FitConfig, SolverConfig
 from npeff.decompose.methods import create, kind_of, load
 from npeff.store.layout import DECOMPOSITIONS, choose_decomposition, decomposition_folder
+from npeff.store.rows import SubsetRows, hold_out
 from npeff.store.run import Run
-from npeff.store.subset import SubsetRows, hold_out
 from npeff.utils import distributed
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError

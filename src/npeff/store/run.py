@@ -13,50 +13,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from npeff.store.examples import inputs_hash, usable
 from npeff.store.layout import EXAMPLES, MANIFEST, SHARDS
+from npeff.store.schema import FORMAT, KINDS, wrong_columns, wrong_entries
+from npeff.store.shards import Shard, StoredRows, read_tensors, tensor_names
 from npeff.utils.errors import UserError, out_of_memory
 from npeff.utils.files import parse_json, read_json, remove_partials, sha256, whole_file, without_seal, write_json
 from npeff.utils.types import Array
-
-FORMAT = 1
-
-# what a decomposition may ask for: tensor in the shards, and the switch of `npeff collect` that adds it
-KINDS = {
-    "fisher": ("rows", "--fisher"),
-    "gradient": ("gradient", "--gradient"),
-    "activation": ("activation", "--activation"),
-}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A block of examples start..stop-1."""
-
-    number: int
-    start: int
-    stop: int
-
-    @property
-    def file(self) -> str:
-        return f"{SHARDS}/{self.number:05d}.safetensors"
-
-    @property
-    def record(self) -> str:
-        return f"{SHARDS}/{self.number:05d}.json"
 
 
 class Run:
@@ -93,7 +66,7 @@ class Run:
                 f"this one reads formats up to {FORMAT}. Upgrade npeff. (If it was not, {MANIFEST} is damaged.)"
             )
         manifest = without_seal(path / MANIFEST, manifest)
-        wrong = _wrong_entries(manifest)
+        wrong = wrong_entries(manifest)
         if wrong:
             raise UserError(
                 f"{path / MANIFEST} is damaged: {', '.join(wrong)} missing or wrong. Restore it from a copy."
@@ -150,7 +123,7 @@ class Run:
             if out_of_memory(error):
                 raise
             raise UserError(f"Cannot read {path}: {error}. `npeff verify {self.path}` repairs it.") from error
-        wrong = _wrong_columns(table, self.manifest)
+        wrong = wrong_columns(table, self.manifest)
         if wrong:
             raise UserError(f"{path} is not an example table of this run: {wrong}.")
         return table
@@ -181,7 +154,8 @@ class Run:
         if kind not in self.manifest["identity"]["collected"]:
             raise UserError(f"{self.path} has no {kind} rows. Collect a run with {switch}.")
         ranks = self.table["rank"].to_numpy().astype(np.int64)
-        return StoredRows(self, tensor, ranks if kind == "fisher" else self.usable.astype(np.int64))
+        ranks = ranks if kind == "fisher" else self.usable.astype(np.int64)
+        return StoredRows(self.shards, self.whole_shard, tensor, ranks)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A per-example tensor of all shards, [m, ...]; for the small ones, such as `probabilities`."""
@@ -278,145 +252,6 @@ class Run:
         """Whether the example table is what was written."""
         path = self.path / EXAMPLES
         return path.is_file() and sha256(path) == self.manifest["examples_sha256"]
-
-
-def _wrong_entries(manifest: dict[str, Any]) -> list[str]:
-    """Names of the entries that are not what this module has written."""
-    kinds: dict[str, type] = {"complete": bool, "identity": dict, "examples": int, "shard_examples": int}
-    kinds |= {"inputs_sha256": str, "config": dict, "task": dict}
-    if manifest.get("complete"):
-        kinds |= {"shards": list, "examples_sha256": str}
-    wrong = [name for name, kind in kinds.items() if type(manifest.get(name)) is not kind]
-    if wrong:
-        return wrong
-    wrong = [name for name in ("examples", "shard_examples") if not 0 < manifest[name] < 2**40]
-    collected = manifest["identity"].get("collected")
-    if not isinstance(collected, list) or not all(kind in list(KINDS) for kind in collected):
-        wrong.append("identity.collected")
-    task = manifest["task"]
-    described = "prompt" in task  # rows that come from elsewhere have no task
-    labels = task.get("labels", None if described else [])
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        wrong.append("task.labels")
-    texts = ("name", "prompt", "answers", "prefix")
-    wrong += [f"task.{name}" for name in texts if not isinstance(task.get(name, None if described else ""), str)]
-    if not wrong and manifest["complete"]:
-        records = manifest["shards"]
-        if len(records) != -(-manifest["examples"] // manifest["shard_examples"]):
-            wrong.append("examples, shard_examples or the number of shards")
-        elif not all(isinstance(record, dict) and isinstance(record.get("sha256"), str) for record in records):
-            wrong.append("shards")
-    return wrong
-
-
-_COLUMNS = {
-    "text": (pa.types.is_string, pa.types.is_large_string),
-    "label": (pa.types.is_integer,),
-    "prediction": (pa.types.is_integer,),
-    "prediction_text": (pa.types.is_string, pa.types.is_large_string),
-    "rank": (pa.types.is_integer,),
-    "set_aside": (pa.types.is_string, pa.types.is_large_string, pa.types.is_null),
-}
-"""Columns of a finished run's example table that everything else builds on."""
-
-
-def _wrong_columns(table: pa.Table, manifest: dict[str, Any]) -> str | None:
-    """Why a table is not the one that a manifest describes."""
-    if len(table) != manifest["examples"]:
-        return f"it has {len(table)} examples, the manifest says {manifest['examples']}"
-    if not manifest["complete"]:
-        return None
-    # rows that come from elsewhere, without a task, have neither labels nor predictions
-    required = _COLUMNS if "prompt" in manifest["task"] else ("text", "rank", "set_aside")
-    answers = len(manifest["task"].get("labels") or ()) or 2**31
-    for name, kinds in _COLUMNS.items():
-        count = table.column_names.count(name)
-        if count == 0 and name not in required:
-            continue
-        if count != 1 or not any(kind(table.schema.field(name).type) for kind in kinds):
-            return f"its column {name!r} is missing or of the wrong type"
-        if table[name].null_count and name not in ("label", "set_aside"):
-            return f"its column {name!r} has gaps"
-        values = table[name].drop_null()
-        limit = answers if name in ("label", "prediction") else 2**31
-        if pa.types.is_integer(values.type) and len(values):
-            extremes = pc.min_max(values).as_py()
-            if not 0 <= extremes["min"] <= extremes["max"] < limit:
-                return f"its column {name!r} has numbers that cannot be"
-    return None
-
-
-class StoredRows:
-    """A RowSource over a run's shards; nothing is held in memory."""
-
-    def __init__(self, run: Run, tensor: str, ranks: np.ndarray) -> None:
-        self.run, self.tensor, self.ranks = run, tensor, ranks
-        self._size = run.manifest["shard_examples"]
-        self._fitting: set[int] = set()
-        self.dim = int(self._shape(run.shards[0])[1]) if len(ranks) else 0
-
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        """Rows of the examples start..stop-1, float32, [sum of ranks, p]."""
-        parts = []
-        for shard in self.run.shards[start // self._size : -(-stop // self._size)]:
-            first, last = max(start, shard.start), min(stop, shard.stop)
-            if self.tensor == "rows":
-                ends = np.concatenate([[0], np.cumsum(self.ranks[shard.start : last])])
-                parts.append(self._read(shard, int(ends[first - shard.start]), int(ends[-1])).float())
-            else:  # one for every example, also for those set aside
-                found = self._read(shard, first - shard.start, last - shard.start).float()
-                parts.append(found[torch.from_numpy(self.ranks[first:last] > 0)])
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts) if parts else torch.empty(0, self.dim)
-
-    def _read(self, shard: Shard, first: int, last: int) -> torch.Tensor:
-        path = self.run.whole_shard(shard)
-        if shard.number not in self._fitting:
-            self._check_shape(shard, path)
-        with _shard_errors(path), safe_open(path, framework="pt") as handle:
-            return handle.get_slice(self.tensor)[first:last]
-
-    def _shape(self, shard: Shard) -> list[int]:
-        path = self.run.whole_shard(shard)
-        with _shard_errors(path), safe_open(path, framework="pt") as handle:
-            shape: list[int] = handle.get_slice(self.tensor).get_shape()
-        if len(shape) != 2:
-            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}.")
-        return shape
-
-    def _check_shape(self, shard: Shard, path: Path) -> None:
-        """Refuse a shard, of a run from elsewhere, that does not have the rows which the example table promises."""
-        ranks = self.ranks[shard.start : shard.stop]
-        expected = [int(ranks.sum()) if self.tensor == "rows" else len(ranks), self.dim]
-        shape = self._shape(shard)
-        if shape != expected:
-            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}, not {expected}.")
-        self._fitting.add(shard.number)
-
-
-def read_tensors(path: Path, names: list[str]) -> dict[str, torch.Tensor]:
-    """Named tensors of a shard."""
-    with _shard_errors(path), safe_open(path, framework="pt") as handle:
-        return {name: handle.get_tensor(name) for name in names}
-
-
-def tensor_names(path: Path) -> list[str]:
-    """Names of a shard's tensors."""
-    with _shard_errors(path), safe_open(path, framework="pt") as handle:
-        return list(handle.keys())
-
-
-class _shard_errors:  # noqa: N801 - reads as a block
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SafetensorError | OSError) and not out_of_memory(error):
-            raise UserError(f"Cannot read {self.path}: {error}. `npeff verify` repairs damaged shards.") from error
 
 
 def write_examples(path: Path, examples: pa.Table) -> None:
