@@ -204,7 +204,17 @@ def _unknown(kind: Any, word: str, arguments: Sequence[str], name: str) -> str:
 
 
 def replay(config: ReplayConfig) -> Any:
-    """Call the command again."""
+    """Call the command that made a run, a decomposition or a perturbation again, with the config that is kept there.
+
+    Args:
+        config: What to make again, and where.
+
+    Returns:
+        What the command returns.
+
+    Raises:
+        UserError: There is nothing to replay, or a command that is not for replaying.
+    """
     path = Path(config.made)
     if (path / "manifest.json").is_file():
         file, home = path / "manifest.json", path

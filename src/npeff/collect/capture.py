@@ -88,7 +88,17 @@ class Capture:
         )
 
     def backward(self, z: torch.Tensor, directions: torch.Tensor, consumer: Consumer, keep_graph: bool) -> None:
-        """One backward pass of Σ_i ⟨directions_i, z_i⟩, both [B, r]; `consumer` sees the modules' output gradients."""
+        """One backward pass of Σ_i ⟨directions_i, z_i⟩.
+
+        Args:
+            z: Answer logits, [B, r].
+            directions: One direction per example, [B, r].
+            consumer: Sees every module's output gradients as they arrive.
+            keep_graph: Whether another pass follows.
+
+        Raises:
+            UserError: The forward pass has not called one of the modules.
+        """
         missing = [module.name for module in self.modules if module.name not in self._called]
         if missing:
             raise UserError(
@@ -102,7 +112,16 @@ class Capture:
             self._consumer = None
 
     def rows(self, z: torch.Tensor, directions: torch.Tensor, sketch: Sketch) -> torch.Tensor:
-        """Sketched rows G = V J of every example: z [B, r], directions V [B, k, r] → [B, k, p] float32."""
+        """Sketched rows G = V J of every example.
+
+        Args:
+            z: Answer logits, [B, r].
+            directions: V, [B, k, r].
+            sketch: The map to p entries.
+
+        Returns:
+            The rows, float32 [B, k, p].
+        """
         batch, count, _ = directions.shape
         rows = torch.empty(batch, count, sketch.dim, device=z.device)
         for row in range(count):

@@ -29,10 +29,16 @@ def most_rows(config: DirectionsConfig, answers: int) -> int:
 def make_directions(
     config: DirectionsConfig, probabilities: torch.Tensor, examples: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Directions V [B, k, r] for answer probabilities [B, r], and the share of tr S that they keep, [B].
+    """Directions of the outputs that stand for the expectation over answers.
 
-    Both float64. Examples that need fewer than k rows have zeros in the rest. `examples` are the examples' numbers:
-    random directions depend on them and on the seed, not on the batch.
+    Args:
+        config: Which directions.
+        probabilities: Of the answers, [B, r].
+        examples: The examples' numbers: random directions depend on them and on the seed, not on the batch.
+
+    Returns:
+        V [B, k, r] with VᵀV ≈ S = diag(p) − ppᵀ, where examples that need fewer than k rows have zeros in the rest, and
+        the share of tr S that they keep, [B]. Both float64.
     """
     p = probabilities.double()
     kind, amount = parse_directions(config.directions)
@@ -66,10 +72,17 @@ def _trace(p: torch.Tensor) -> torch.Tensor:
 
 
 def spectral(p: torch.Tensor, count: int) -> torch.Tensor:
-    """√λ-scaled eigenvectors of S for the `count` largest eigenvalues, [B, count, r]; r − 1 of them are exact.
+    """Eigenvectors of S for the largest eigenvalues, each times √λ.
 
     For many answers the eigenproblem is solved in the space of the most probable answers and, on the rest, p, p² and
     p³: an eigenvector is v_i ∝ p_i / (p_i − λ), and where p_i is below λ that is a power series in p_i.
+
+    Args:
+        p: Probabilities of the answers, float64 [B, r].
+        count: How many eigenvectors; r − 1 of them are exact.
+
+    Returns:
+        [B, count, r], the largest eigenvalue first.
     """
     answers = p.shape[1]
     if answers <= DENSE_ANSWERS:
@@ -129,7 +142,17 @@ def _keep_share(V: torch.Tensor, p: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def projection(p: torch.Tensor, count: int, examples: list[int], seed: int) -> torch.Tensor:
-    """The paper's random projections: A diag(√p) (I − 1 pᵀ), A [count, r] of random signs over √count."""
+    """The paper's random projections: A diag(√p) (I − 1 pᵀ), with A [count, r] of random signs over √count.
+
+    Args:
+        p: Probabilities of the answers, float64 [B, r].
+        count: Rows per example.
+        examples: Numbers of the examples, which key the random signs, [B].
+        seed: Of all examples.
+
+    Returns:
+        [B, count, r].
+    """
     answers = p.shape[1]
     signs = []
     for example in examples:
@@ -141,7 +164,17 @@ def projection(p: torch.Tensor, count: int, examples: list[int], seed: int) -> t
 
 
 def sampling(p: torch.Tensor, count: int, examples: list[int], seed: int) -> torch.Tensor:
-    """The paper's ablation: rows (e_y − p)/√count with y drawn from p."""
+    """The paper's ablation: rows (e_y − p)/√count with y drawn from p.
+
+    Args:
+        p: Probabilities of the answers, float64 [B, r].
+        count: Rows per example.
+        examples: Numbers of the examples, which key the draws, [B].
+        seed: Of all examples.
+
+    Returns:
+        [B, count, r].
+    """
     batch, answers = p.shape
     uniforms = torch.stack(
         [
@@ -163,10 +196,17 @@ def predicted(p: torch.Tensor) -> torch.Tensor:
 
 
 def combine_to_predicted(V: torch.Tensor, p: torch.Tensor) -> torch.Tensor | None:
-    """Coefficients [B, k] that make `predicted` of the rows of V, or None where its row space does not hold it.
+    """The direction `predicted` as a combination of other directions.
 
-    `predicted` lies in the range of S, so exact directions give its row for nothing. The coefficients are at most
-    1/√max(p) long, so nothing is blown up.
+    It lies in the range of S, so exact directions give its row without a backward pass of its own. The coefficients are
+    at most 1/√max(p) long, so rounding is not blown up.
+
+    Args:
+        V: Directions, [B, k, r].
+        p: Probabilities of the answers, [B, r].
+
+    Returns:
+        Coefficients [B, k], or None where the row space of V does not hold it.
     """
     if V.shape[1] < V.shape[2] - 1:
         return None
@@ -181,10 +221,18 @@ def combine_to_predicted(V: torch.Tensor, p: torch.Tensor) -> torch.Tensor | Non
 
 
 def reduce_rank(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The best `rank` rows for GᵀG: rows [B, k, p] → [B, R, p] with R = min(rank, k), share of the trace left [B], mix.
+    """The best few rows for GᵀG.
 
-    The mix [B, R, k] made the new rows of the old ones. Rows are mixed where k ≤ rank too, so that those of an example
-    do not depend on how many the others of its batch need.
+    Rows are mixed where k ≤ rank too, so that those of an example do not depend on how many the others of its batch
+    need.
+
+    Args:
+        rows: G, [B, k, p].
+        rank: How many rows to keep.
+
+    Returns:
+        New rows [B, R, p] with R = min(rank, k), the share of the trace that they keep [B], and the mix [B, R, k] that
+        made them of the old ones.
     """
     gram = (rows @ rows.mT).double()
     values, top = _leading(gram, min(rank, rows.shape[1]))

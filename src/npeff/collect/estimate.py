@@ -104,7 +104,14 @@ def _tokens(prompts: Sequence[Sequence[int]], chosen: Iterable[int], extra: int)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes in use so far: of the GPU if there is one, else of this process."""
+    """How much memory has been in use at most.
+
+    Args:
+        device: Where the model is.
+
+    Returns:
+        Bytes of the GPU if it is one, else of this process; 0 where the system does not tell.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

@@ -20,7 +20,15 @@ def usable(table: pa.Table) -> Array:
 
 
 def label_texts(table: pa.Table, labels: Sequence[str]) -> list[str | None]:
-    """The right answer of each example as text, where it is known: one of the task's `labels`, or an open answer."""
+    """The right answer of each example as text.
+
+    Args:
+        table: An example table.
+        labels: The task's labels; none where answers are open.
+
+    Returns:
+        For each example one of the labels or an open answer, None where it is not known, [m].
+    """
     answers = table["answer"].to_pylist() if "answer" in table.column_names else [None] * len(table)
     numbers = table["label"].to_pylist() if "label" in table.column_names else [None] * len(table)
     return [

@@ -87,7 +87,18 @@ def write_record(path: Path, record: Any, sealed: bool = False) -> None:
 
 
 def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
-    """A config of class `kind` from what `to_dict` gave."""
+    """A dataclass from what `to_dict` gave.
+
+    Args:
+        kind: Its class.
+        values: JSON values; names of earlier versions are understood.
+
+    Returns:
+        The config or record.
+
+    Raises:
+        UserError: An entry is unknown, missing, or of the wrong type.
+    """
     if not isinstance(values, dict):
         raise UserError(f"{kind.__name__} should be a mapping, not {type(values).__name__}.")
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -112,7 +123,14 @@ LARGEST_SEED = 2**32
 
 
 def check_numbers(config: Any) -> None:
-    """Refuse numbers that no option can mean: not a number, beyond what computers count with, odd seeds."""
+    """Refuse numbers that no option can mean: not a number, beyond what computers count with, odd seeds.
+
+    Args:
+        config: A dataclass; those in it are checked too.
+
+    Raises:
+        UserError: An option is such a number.
+    """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -141,7 +159,18 @@ def _brief(number: int) -> str:
 
 
 def from_options(kind: type[Config], options: dict[str, Any]) -> Config:
-    """A config from options that all lie on one level, as on the command line; those of its parts are found by name."""
+    """A config from options that all lie on one level, as on the command line; those of its parts are found by name.
+
+    Args:
+        kind: Config class.
+        options: Name → value.
+
+    Returns:
+        The config.
+
+    Raises:
+        UserError: There is no such option, or not any more.
+    """
     known = leaves(kind)
     values: dict[str, Any] = {}
     for name, value in options.items():
@@ -182,7 +211,15 @@ def refuse_old(kind: Any, name: str, form: str = "{}") -> None:
 
 
 def leaves(kind: Any, parts: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """Options of a config → the nested configs that they lie in, outermost first."""
+    """Where the options of a config lie.
+
+    Args:
+        kind: Config class.
+        parts: The nested configs that it lies in itself, outermost first.
+
+    Returns:
+        Option → the nested configs that it lies in.
+    """
     hints = typing.get_type_hints(kind)
     places: dict[str, tuple[str, ...]] = {}
     for field in dataclasses.fields(kind):
@@ -194,7 +231,14 @@ def leaves(kind: Any, parts: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]
 
 
 def field_docs(kind: Any) -> dict[str, str]:
-    """The docstrings under the fields of a dataclass and of those that it inherits from, each in one line."""
+    """What the fields of a dataclass are.
+
+    Args:
+        kind: The class.
+
+    Returns:
+        Field → the docstring under it, in one line; fields of inherited classes too.
+    """
     docs: dict[str, str] = {}
     for base in reversed(inspect.getmro(kind)):
         if not dataclasses.is_dataclass(base):

@@ -68,7 +68,14 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def everyone_has(value: T) -> list[T]:
-    """The `value` of every rank, in rank order (small picklable objects between our own processes)."""
+    """What every rank has.
+
+    Args:
+        value: Of this rank: a small picklable object, which only travels between our own processes.
+
+    Returns:
+        The values in the order of the ranks.
+    """
     if not dist.is_initialized():
         return [value]
     values: list[T] = [value] * world_size()

@@ -17,7 +17,14 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "annot allocate memo
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error means that there is not enough memory; then no file is to blame."""
+    """Whether an error means that there is not enough memory; then no file is to blame.
+
+    Args:
+        error: What was raised, if anything.
+
+    Returns:
+        Whether it is that.
+    """
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

@@ -28,9 +28,16 @@ SEAL = "seal"
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it is synced and renamed to `path`, on failure removed.
+    """Write a file so that a reader, or a process that is killed, sees the old one or the new one, never a part.
 
-    A reader, or a process that is killed, sees the old file or the new one and never a part of one.
+    Args:
+        path: The file.
+
+    Yields:
+        A temporary path beside it; on success it is synced and renamed to `path`, on failure removed.
+
+    Raises:
+        UserError: There is something else in its place.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
@@ -52,7 +59,17 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a new directory beside `path`; on success it takes the place of what is there, on failure it goes."""
+    """Write a directory as a whole.
+
+    Args:
+        path: The directory.
+
+    Yields:
+        A new directory beside it; on success it takes the place of what is there, on failure it goes.
+
+    Raises:
+        OSError: It cannot be put in place; what was there is back.
+    """
     path = Path(path).absolute()
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
     old = new.with_suffix(".old")
@@ -107,7 +124,19 @@ def _umask() -> int:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn what a full or read-only disk raises while `path` is written into a message for the user."""
+    """Turn what a full or read-only disk raises into a message for the user.
+
+    Args:
+        path: What is being written.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UserError: The disk is full or may not be written to.
+        OSError: There is not enough memory.
+        Exception: Whatever else the block raises.
+    """
     try:
         yield
     except OSError as error:
@@ -180,7 +209,18 @@ def with_seal(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_seal(path: Path, value: Any) -> Any:
-    """`value` as it was before `path` was sealed; refused if the seal is not the one of this value."""
+    """A JSON value without its seal.
+
+    Args:
+        path: Where it was read.
+        value: What was read.
+
+    Returns:
+        What it was before it was sealed.
+
+    Raises:
+        UserError: The seal is not the one of this value.
+    """
     if not isinstance(value, dict) or not value:
         return value
     # a seal that only lost its name is the last entry still; such a file is not one that was never sealed
@@ -211,9 +251,13 @@ def sha256(path: Path) -> str:
 
 
 def remove_partials(directory: Path, below: bool = False) -> None:
-    """Remove what killed writers left behind in `directory`, and with `below` in all directories below it.
+    """Remove what killed writers left behind.
 
     To be called by who has the right to write there: a writer at work would lose its file.
+
+    Args:
+        directory: Where to look.
+        below: Whether to look in all directories below it, too.
     """
     find = Path(directory).rglob if below else Path(directory).glob
     for leftover in [path for name in _LEFTOVERS for path in find(name)]:

@@ -62,7 +62,11 @@ class Table:
         return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
 
     def latex(self) -> str:
-        """A tabular for documents that load the package booktabs, behind a comment with the caption."""
+        """The table for documents that load the package booktabs.
+
+        Returns:
+            A tabular behind a comment with the caption.
+        """
         shown = self._shown()
         head = " & ".join(_latex(self._title(n)) for n in shown)
         body = [" & ".join(self._styled(row[n], n, _latex, _LATEX_STYLES) for n in shown) for row in self.rows]
@@ -72,7 +76,11 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def write_csv(self, path: Path) -> None:
-        """Write the table as CSV, whole or not at all: values unrounded, flags as 0 and 1, None as an empty cell."""
+        """Write the table as CSV, whole or not at all: values unrounded, flags as 0 and 1, None as an empty cell.
+
+        Args:
+            path: The file.
+        """
         kept = [n for n, column in enumerate(self.columns) if column.only != "text"]
         with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
             writer = csv.writer(handle)
@@ -176,7 +184,13 @@ def draw_figure(path: Path, draw: Callable[[Any, Any], None], values: Any) -> No
 
 
 def write_figure(path: Path, figure: Figure, dpi: int = 150) -> None:
-    """Write `path`.png and `path`.svg; the same figure gives the same files."""
+    """Write a figure as PNG and SVG; the same figure gives the same files.
+
+    Args:
+        path: Where to, without the endings .png and .svg.
+        figure: The figure.
+        dpi: Resolution of the PNG.
+    """
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "npeff", "svg.fonttype": "none"}), warnings.catch_warnings():

@@ -29,7 +29,15 @@ class Sketch(abc.ABC):
 
     @abc.abstractmethod
     def fold_input(self, module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
-        """What to keep of a module's inputs x [B, T, d_in] until its output gradients arrive."""
+        """What to keep of a module's inputs until its output gradients arrive.
+
+        Args:
+            module: The module.
+            x: Its inputs, [B, T, d_in].
+
+        Returns:
+            What `accumulate` takes as `folded`.
+        """
 
     @abc.abstractmethod
     def accumulator(self, batch: int) -> torch.Tensor:
@@ -39,19 +47,48 @@ class Sketch(abc.ABC):
     def accumulate(
         self, module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor, total: torch.Tensor
     ) -> None:
-        """Add the sketch of Σ_t δ_t x_tᵀ of every example to `total`; delta is [B, T, d_out]."""
+        """Add the sketch of Σ_t δ_t x_tᵀ of every example to `total`.
+
+        Args:
+            module: The module.
+            delta: Its output gradients, [B, T, d_out].
+            folded: What `fold_input` kept of its inputs.
+            total: From `accumulator`; changed in place.
+        """
 
     @abc.abstractmethod
     def finish(self, total: torch.Tensor) -> torch.Tensor:
-        """Projected gradients [B, p], float32, from what `accumulate` added up."""
+        """Projected gradients.
+
+        Args:
+            total: What `accumulate` added up.
+
+        Returns:
+            float32 [B, p].
+        """
 
     @abc.abstractmethod
     def matvec(self, gradient: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Project one gradient, given as module name → [d_out, columns]; modules that are absent count as zero."""
+        """Project one gradient.
+
+        Args:
+            gradient: Module name → [d_out, columns]; modules that are absent count as zero.
+
+        Returns:
+            float32 [p].
+        """
 
     @abc.abstractmethod
     def rmatvec_module(self, module: CapturedModule, y: torch.Tensor) -> torch.Tensor:
-        """The part of the adjoint that belongs to one module: [p] → [d_out, columns]."""
+        """The part of the adjoint that belongs to one module.
+
+        Args:
+            module: The module.
+            y: A vector of the sketch, [p].
+
+        Returns:
+            float32 [d_out, columns].
+        """
 
     def rmatvec(self, y: torch.Tensor) -> Iterator[tuple[CapturedModule, torch.Tensor]]:
         """The adjoint R^p → R^n, one module at a time."""

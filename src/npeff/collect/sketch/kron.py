@@ -63,7 +63,15 @@ class KronSketch(Sketch):
         return self._matrices[key]
 
     def fold_input(self, module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
-        """B x_t of all copies: [B, T, copies · side]."""
+        """B x_t of all copies.
+
+        Args:
+            module: The module.
+            x: Its inputs, [B, T, d_in].
+
+        Returns:
+            [B, T, copies · side].
+        """
         matrix = self._matrix(module, "in", x.dtype)
         if not module.weight:
             return matrix.expand(*x.shape[:-1], -1)

@@ -185,11 +185,18 @@ def draw_slots(
     spare: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """What every coordinate takes of every region: `slots`, int64 [p, regions], gets numbers in [-length, length).
+    """What every coordinate takes of every region.
 
-    A slot i ≥ 0 means +1 at entry i, a slot i < 0 means -1 at entry i + length. `steps` is int32 [p], STEP times the
-    coordinate; `words` is int32 [2, regions]; `mixed` and `spare` are int32 [p, regions] to work in. The 32-bit
-    arithmetic wraps; `sparse_triton` has the same function for kernels.
+    A slot i ≥ 0 means +1 at entry i, a slot i < 0 means -1 at entry i + length. The 32-bit arithmetic wraps;
+    `sparse_triton` has the same function for kernels.
+
+    Args:
+        steps: STEP times the coordinate, int32 [p].
+        words: Random words, int32 [2, regions].
+        length: Entries of a region.
+        mixed: To work in, int32 [p, regions].
+        spare: To work in, int32 [p, regions].
+        slots: Gets whole numbers in [-length, length), int64 [p, regions].
     """
     torch.add(steps[:, None], words[0], out=mixed)
     _xor_shift(mixed, 16, spare)

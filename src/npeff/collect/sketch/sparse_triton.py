@@ -79,7 +79,15 @@ def _lift(y, words, result, regions, length, weight, dim, J: tl.constexpr):  # t
 
 
 def project(part: torch.Tensor, words: torch.Tensor, length: int, weight: float, total: torch.Tensor) -> None:
-    """Add the signed sums of regions [regions · length, B] to total [p, B], times `weight`; words [2, regions]."""
+    """Add signed sums of regions.
+
+    Args:
+        part: Entries of the regions, [regions · length, B].
+        words: Random words, [2, regions].
+        length: Entries of a region.
+        weight: What the sums are multiplied by.
+        total: What they are added to, [p, B].
+    """
     dim, batch = total.shape
     words, regions = words.contiguous(), words.shape[1]
     B = min(32, triton.next_power_of_2(batch))
