@@ -34,6 +34,8 @@ def measure() -> dict[str, float]:
     import torch
 
     from npeff.analyse import matrix, tunings
+    from npeff.decompose.config import FitConfig
+    from npeff.decompose.methods import create
 
     random = np.random.default_rng(0)
     examples = tunings.Examples(
@@ -54,7 +56,9 @@ def measure() -> dict[str, float]:
     begin = time.perf_counter()
     components = tunings.find_tunings({"positive": coefficients}, examples)
     tunings.rates(components, tunings.expected_rates(examples, 16))
-    matrix.energy_and_density(coefficients)
+    decomposition = create(FitConfig(components=COMPONENTS))
+    decomposition.coefficients = coefficients
+    _ = decomposition.energy, decomposition.used
     matrix.strongest_correlations(coefficients, 8)
     seconds = time.perf_counter() - begin
     unit = min(unit, product())  # the machine may be busy with something else during one of them

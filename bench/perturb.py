@@ -90,7 +90,7 @@ def prepare(folder: Path, data: Path | None) -> Run:
         )
     )
     for method in ("npeff", "clusters"):
-        decompose(DecomposeConfig(run=str(run.path), name=method, method=method, components=COMPONENTS))
+        decompose(DecomposeConfig(run=str(run.path), decomposition=method, method=method, components=COMPONENTS))
     return run
 
 

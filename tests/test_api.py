@@ -35,8 +35,8 @@ for probe in npeff.probe_texts(run, ["a film of great charm"], found):
 def run(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, review_file: Path) -> npeff.Run:
     path = tmp_path_factory.mktemp("api") / "run"
     run = npeff.collect_run(path, model=model_directory, data=review_file, **OPTIONS)
-    npeff.decompose_run(run, components=3, name="npeff")
-    npeff.decompose_run(run, components=3, method="svd-gradients", name="svd")
+    npeff.decompose_run(run, components=3, decomposition="npeff")
+    npeff.decompose_run(run, components=3, method="svd-gradients", decomposition="svd")
     return run
 
 

@@ -37,7 +37,7 @@ def test_collect_decompose_analyse_export(run_path, tmp_path):
 def test_a_text_of_the_run_probes_to_its_own_coefficients(run_path, method):
     """Collected again, alone, and fitted with fixed components, a text has the coefficients that it had in the run."""
     name = f"probe-{method}"
-    arguments = ["--method", method, "--components", "5", "--name", name, "--sae-steps", "200"]
+    arguments = ["--method", method, "--components", "5", "--decomposition", name, "--sae-steps", "200"]
     assert main(["decompose", str(run_path), *arguments]) == 0
     run = Run.open(run_path)
     fitted = load(run_path / "decompositions" / name)

@@ -76,7 +76,9 @@ def demo(config: DemoConfig | None = None) -> Path:
         _write_snippets(snippets)
         run = collect(collecting)
     print("\n2. Decompose", flush=True)
-    decompose(DecomposeConfig(run=str(path), name=NAME, components=components, overwrite=_is_other(path, components)))
+    decompose(
+        DecomposeConfig(run=str(path), decomposition=NAME, components=components, overwrite=_is_other(path, components))
+    )
     print("\n3. Analyse", flush=True)
     (folder,) = analyse(AnalyseConfig(str(path), NAME))
     analysis = read_json(folder / "analysis.json")

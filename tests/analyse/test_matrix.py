@@ -1,4 +1,4 @@
-"""Correlations, energies and shares against dense NumPy."""
+"""Correlations and maps against dense NumPy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from npeff.analyse import matrix
-from npeff.decompose.config import FitConfig
-from npeff.decompose.npeff import Npeff
-from npeff.store.rows import ArrayRows
 
 
 @pytest.mark.parametrize(("rows", "block"), [(8192, 2048), (7, 4)])
@@ -60,39 +57,3 @@ def test_distances_on_the_map_are_those_of_classical_scaling() -> None:
     unit = W / W.norm(dim=0)
     places = matrix.embed(W.float())
     assert torch.cdist(places, places).numpy() == pytest.approx(torch.cdist(unit.T, unit.T).numpy(), abs=1e-3)
-
-
-def test_energy_and_density() -> None:
-    energy, used = matrix.energy_and_density(torch.tensor([[3.0, 0], [0, 4], [0, -0.0]]))
-    assert energy.tolist() == pytest.approx([9 / 25, 16 / 25])
-    assert used.tolist() == [1, 1]
-    assert matrix.energy_and_density(torch.zeros(2, 2))[0].tolist() == [0, 0]
-
-
-def test_shares_of_npeff_are_inner_products_with_the_fisher_and_add_up_to_what_is_explained() -> None:
-    generator = torch.Generator().manual_seed(1)
-    G = torch.randn(60, 12, generator=generator)  # 30 examples of rank 2
-    model = Npeff(FitConfig(components=5)).fit(ArrayRows(G, [2] * 30))
-    overlaps = matrix.overlap(model.components, "npeff")
-    assert overlaps is not None
-    found = matrix.shares(model.coefficients, overlaps)
-    F = torch.stack([g.T @ g for g in G.view(30, 2, 12).double()])
-    F /= F.flatten(1).norm(dim=1)[:, None, None]
-    H = model.components.double()
-    plain = model.coefficients * torch.einsum("nij,cj,ci->nc", F, H, H)
-    assert found.numpy() == pytest.approx(plain.numpy(), abs=2e-3)
-    assert found.sum(dim=1).numpy() == pytest.approx((1 - model.residuals).numpy(), abs=2e-3)
-    assert (found >= 0).all()
-
-
-def test_shares_of_an_svd_are_squared_coefficients() -> None:
-    components = torch.linalg.qr(torch.randn(6, 3))[0].T
-    overlaps = matrix.overlap(components, "svd-gradients")
-    assert overlaps is not None
-    W = torch.randn(4, 3)
-    assert matrix.shares(W, overlaps).numpy() == pytest.approx(W.square().numpy(), abs=1e-5)
-
-
-@pytest.mark.parametrize("method", ["clusters", "sae"])
-def test_methods_that_do_not_add_up_have_no_shares(method: str) -> None:
-    assert matrix.overlap(torch.eye(2), method) is None

@@ -74,7 +74,7 @@ def test_decomposes_a_stored_run(tmp_path, capsys):
 
 
 def test_a_name_is_not_taken_twice(run):
-    config = {"run": str(run.path), "name": "mine", "max_passes": 2}
+    config = {"run": str(run.path), "decomposition": "mine", "max_passes": 2}
     decompose(DecomposeConfig(components=4, **config))
     with pytest.raises(UserError, match="made with other options"):
         decompose(DecomposeConfig(components=5, **config))
@@ -120,7 +120,7 @@ def test_refuses_a_decomposition_of_another_run(tmp_path):
         (["--method", "sae"], "Collect a run with --activation"),
         (["--method", "clusters"], "Collect a run with --gradient"),
         (["--holdout", "1.5"], "holdout is a share"),
-        (["--name", "../x"], "cannot be the name of a directory"),
+        (["--decomposition", "../x"], "cannot be the name of a directory"),
         (["--components", "0"], "components should be above 0"),
     ],
 )

@@ -48,7 +48,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) ->
     write_data(folder)
     options = ["--task", "sst2", "--data", str(folder / "data" / "sst2.jsonl"), "--model", str(model_directory)]
     assert main(["collect", str(folder / "run"), *options, "--dim", "256"]) == 0
-    assert main(["decompose", str(folder / "run"), "--components", str(COMPONENTS), "--name", "npeff"]) == 0
+    assert main(["decompose", str(folder / "run"), "--components", str(COMPONENTS), "--decomposition", "npeff"]) == 0
     assert main(["analyse", str(folder / "run")]) == 0
     return folder / "run"
 

@@ -37,7 +37,7 @@ def perturbed(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, r
     for method, components, seed in (("npeff", 4, 0), ("npeff", 4, 1), ("npeff", 8, 0), ("clusters", 4, 0)):
         name = f"{method}-{components}-{seed}"
         decompose(
-            DecomposeConfig(run=path, name=name, method=method, components=components, seed=seed, device="cpu")  # type: ignore[arg-type]
+            DecomposeConfig(run=path, decomposition=name, method=method, components=components, seed=seed, device="cpu")  # type: ignore[arg-type]
         )
     for direction in ("plain", "reject"):
         perturb(

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from npeff.analyse import matrix
 from npeff.decompose.run import open_decomposition
 from npeff.explore.openapi import OPENAPI
 from npeff.explore.themes import Annotations
@@ -305,7 +304,8 @@ def test_a_text_of_the_run_has_its_own_coefficients_and_answers(tiny_run: Run) -
         assert fits(documented("/api/try", "POST", 200), found)
         assert send(port, "GET", f"/api/state?decomposition={NAME}")[1]["model"] == {"state": "ready", "message": ""}
     fitted = open_decomposition(tiny_run, NAME)
-    shares = matrix.shares(fitted.coefficients, matrix.overlap(fitted.components, "npeff"))  # type: ignore[arg-type]
+    shares = fitted.shares(fitted.coefficients)
+    assert shares is not None
     stored = tiny_run.tensor("probabilities")
     for i in range(2):
         coefficients = dict(zip(found["components"], found["coefficients"][i], strict=True))

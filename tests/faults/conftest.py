@@ -54,7 +54,7 @@ def collected(server: Forkserver, collecting: list[str], tmp_path_factory: pytes
 def decomposed(server: Forkserver, collected: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a decomposition named npeff; not to be changed."""
     run = copy(collected, tmp_path_factory.mktemp("decomposed") / "run")
-    ended = server.run(["decompose", str(run), "--name", "npeff", *DECOMPOSING])
+    ended = server.run(["decompose", str(run), "--decomposition", "npeff", *DECOMPOSING])
     assert ended.code == 0, ended.said
     return run
 

@@ -138,7 +138,17 @@ def decompose_again_and_again(run: Path, stop: threading.Event, ended: list[int]
             "--device",
             "cpu",
         ]
-        command = [sys.executable, "-m", "npeff.cli", "decompose", str(run), *options, "--name", "soak", "--overwrite"]
+        command = [
+            sys.executable,
+            "-m",
+            "npeff.cli",
+            "decompose",
+            str(run),
+            *options,
+            "--decomposition",
+            "soak",
+            "--overwrite",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         ended.append(done.returncode)
         if done.returncode:

@@ -45,7 +45,7 @@ def other(server: Forkserver, collecting: list[str], reviews: Path, tmp_path_fac
     run = folder / "run"
     for arguments in (
         ["collect", *collecting, "--data", str(folder / "sst2.jsonl")],
-        ["decompose", "--name", "npeff", *DECOMPOSING, "--seed", "1"],
+        ["decompose", "--decomposition", "npeff", *DECOMPOSING, "--seed", "1"],
         ["analyse"],
         ["perturb", *PERTURBING],
     ):
@@ -188,7 +188,7 @@ def test_a_flipped_bit_in_the_journal_is_named(whole: Path, tmp_path: Path) -> N
 
 
 READERS = {
-    "shard": ["decompose", "--components", "3", "--max-passes", "3", "--name", "new"],
+    "shard": ["decompose", "--components", "3", "--max-passes", "3", "--decomposition", "new"],
     "table": ["analyse"],
     "tensors": ["analyse"],
     "manifest": ["themes"],
@@ -249,7 +249,18 @@ def test_a_damaged_unfinished_collection_is_continued_to_the_same_result(
 def test_a_damaged_checkpoint_is_named_and_the_fit_begins_anew(collected: Path, damage: str, tmp_path: Path) -> None:
     random = seeded()
     run = copy(collected, tmp_path / "run")
-    options = ["--components", "4", "--tolerance", "0", "--checkpoint-passes", "2", "--name", "x", "--device", "cpu"]
+    options = [
+        "--components",
+        "4",
+        "--tolerance",
+        "0",
+        "--checkpoint-passes",
+        "2",
+        "--decomposition",
+        "x",
+        "--device",
+        "cpu",
+    ]
     assert run_command(["decompose", str(run), *options, "--max-passes", "12"])[0] == 0
     expected = (run / "decompositions" / "x" / "tensors.safetensors").read_bytes()
     for part in ("state.json", "*.safetensors"):

@@ -194,7 +194,9 @@ def test_shards_that_do_not_fit_the_table_are_refused(
     manifest["shards"][1]["sha256"] = sha256(file)
     write_json(path / "manifest.json", manifest, sealed=True)
     method = {"rows": "npeff", "gradient": "gnpeff", "activation": "sae"}[tensor]
-    code, said = run_command(["decompose", str(path), "--method", method, "--components", "2", "--name", "new"])
+    code, said = run_command(
+        ["decompose", str(path), "--method", method, "--components", "2", "--decomposition", "new"]
+    )
     assert code == 2
     assert "00001.safetensors" in said or "not finite" in said
 
@@ -243,7 +245,7 @@ def test_headers_of_absurd_length(run: Run, tmp_path: Path, length: int) -> None
         else:
             values["sha256"] = sha256(file)
         write_json(index, values, sealed=True)
-    assert run_command(["decompose", str(path), "--components", "2", "--name", "new"])[0] == 2
+    assert run_command(["decompose", str(path), "--components", "2", "--decomposition", "new"])[0] == 2
     assert run_command(["analyse", str(path)])[0] == 2
 
 
@@ -268,10 +270,10 @@ def test_links_out_of_a_run_are_read_only_if_they_lead_to_what_was_written(run: 
     read_all(path)
     shard.unlink()
     shard.symlink_to("/etc/hostname")
-    assert run_command(["decompose", str(path), "--components", "2", "--name", "new"])[0] == 2
+    assert run_command(["decompose", str(path), "--components", "2", "--decomposition", "new"])[0] == 2
     shard.unlink()
     shard.symlink_to(shard)
-    assert run_command(["decompose", str(path), "--components", "2", "--name", "new"])[0] == 2
+    assert run_command(["decompose", str(path), "--components", "2", "--decomposition", "new"])[0] == 2
 
 
 def test_json_that_is_no_object(run: Run, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_full_disk_ends_other_commands_clearly(
     server, mounted = disk
     run = mounted / "run"
     commands = [
-        ["decompose", str(run), "--name", "new", *DECOMPOSING],
+        ["decompose", str(run), "--decomposition", "new", *DECOMPOSING],
         ["analyse", str(run)],
         ["export", str(run), str(mounted / "site")],
         ["perturb", str(run), "--decomposition", "npeff", *PERTURBING],
@@ -116,7 +116,7 @@ def test_a_disk_that_cannot_be_written_to(
     shell(server, f"mount -o remount,ro {mounted}")
     for command in (
         ["collect", str(mounted / "new"), *collecting],
-        ["decompose", str(run), "--name", "new", *DECOMPOSING],
+        ["decompose", str(run), "--decomposition", "new", *DECOMPOSING],
         ["analyse", str(run)],
         ["export", str(run), str(mounted / "site")],
         ["perturb", str(run), *PERTURBING],
@@ -145,7 +145,7 @@ def test_little_memory_ends_clearly_and_with_more_it_goes_on(
     arguments = ["collect", str(run), *collecting, "--dim", "65536"]
     if command == "decompose":
         copy(collected, run)
-        arguments = ["decompose", str(run), "--name", "new", *DECOMPOSING, "--components", "40"]
+        arguments = ["decompose", str(run), "--decomposition", "new", *DECOMPOSING, "--components", "40"]
     codes = []
     steps = (0, 2, 16, 64, 256, 2000) if cases(1, 2) == 1 else (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2000)
     for megabytes in steps:
@@ -178,7 +178,18 @@ def test_a_rank_that_dies_ends_all_and_the_rest_can_be_done_by_fewer(
     collected: Path, victim: int, tmp_path: Path
 ) -> None:
     run = copy(collected, tmp_path / "run")
-    options = ["--components", "4", "--tolerance", "0", "--checkpoint-passes", "1", "--name", "x", "--device", "cpu"]
+    options = [
+        "--components",
+        "4",
+        "--tolerance",
+        "0",
+        "--checkpoint-passes",
+        "1",
+        "--decomposition",
+        "x",
+        "--device",
+        "cpu",
+    ]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "npeff.cli"]
     state = run / "decompositions" / ".x.checkpoint" / "state.json"
     with subprocess.Popen(

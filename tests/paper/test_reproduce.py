@@ -184,7 +184,7 @@ def test_the_command_line() -> None:
 def test_cost_of_a_decomposition(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
     options = PaperConfig(frozen_steps=20, joint_steps=30, frozen_rate=1e-3, joint_rate=1e-3)
-    config = DecomposeConfig(run=str(run.path), name="timed", components=4, solver="paper", paper=options)
+    config = DecomposeConfig(run=str(run.path), decomposition="timed", components=4, solver="paper", paper=options)
     found = costs._measure(config, torch.get_num_threads())
     assert (found["frozen_steps"], found["joint_steps"], found["examples"]) == (19, 31, 90), "printed from step N1 on"
     assert 0 < found["solver_seconds"] <= found["seconds"]
@@ -197,7 +197,9 @@ def test_cost_of_a_decomposition(tmp_path: Path) -> None:
 def test_a_step_of_the_autoencoder_is_one_of_its_optimiser(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
     options = SaeConfig(top_k=2, sae_steps=400, sae_patience=500)
-    config = DecomposeConfig(run=str(run.path), name="timed", method="sae", components=4, tolerance=0, sae=options)
+    config = DecomposeConfig(
+        run=str(run.path), decomposition="timed", method="sae", components=4, tolerance=0, sae=options
+    )
     found = costs._measure(config, torch.get_num_threads())
     assert found["steps"] == 400 // 50 + 1, "an entry of the history in 50 steps, and the final loss"
     assert 0 < 400 * found["step_ms"] < 1000 * found["seconds"] * 2

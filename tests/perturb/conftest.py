@@ -50,7 +50,13 @@ def make_run(path, model_directory, review_file, task="sst2", directions="auto",
     for method in ("npeff", "gnpeff", "clusters", "svd-gradients"):
         decompose(
             DecomposeConfig(
-                run=str(path), name=method, method=method, components=6, tolerance=1e-9, max_passes=2000, device="cpu"
+                run=str(path),
+                decomposition=method,
+                method=method,
+                components=6,
+                tolerance=1e-9,
+                max_passes=2000,
+                device="cpu",
             )
         )
     return made

@@ -24,6 +24,6 @@ def made(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, review
     options = ["--task", "sst2", "--data", str(data), "--model", str(model_directory), "--dim", "256"]
     assert main(["collect", str(run), *options, "--storage", "float32", "--shard-examples", "16"]) == 0
     for method in ("npeff", "clusters"):
-        assert main(["decompose", str(run), "--components", "3", "--method", method, "--name", method]) == 0
+        assert main(["decompose", str(run), "--components", "3", "--method", method, "--decomposition", method]) == 0
     Annotations(Run.open(run), "npeff").add(1, f"jokes {HOSTILE}", who="me")
     return run

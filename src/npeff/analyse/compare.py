@@ -46,7 +46,7 @@ def compare(config: CompareConfig) -> Path:
         decompose(
             DecomposeConfig(
                 run=config.run,
-                name=name,
+                decomposition=name,
                 method=method,
                 components=config.components,
                 seed=config.seed,

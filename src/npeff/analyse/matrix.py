@@ -10,16 +10,6 @@ _ROWS = 8192
 _BLOCK = 2048
 
 
-def energy_and_density(coefficients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Share of each component in the squared coefficients, and number of examples in which it is not zero, both [C]."""
-    squares = torch.zeros(coefficients.shape[1], dtype=torch.float64)
-    used = torch.zeros(coefficients.shape[1], dtype=torch.int64)
-    for chunk in torch.split(coefficients, _ROWS):
-        squares += chunk.square().sum(dim=0, dtype=torch.float64)
-        used += (chunk != 0).sum(dim=0)
-    return squares / squares.sum().clamp(min=1e-300), used
-
-
 def strongest_correlations(coefficients: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """For each component the others with the largest |Pearson correlation| over examples.
 
@@ -75,23 +65,3 @@ def embed(coefficients: torch.Tensor) -> torch.Tensor:
     places = torch.from_numpy(vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0)))
     largest = places.gather(0, places.abs().argmax(dim=0, keepdim=True))
     return (places * torch.where(largest < 0, -1.0, 1.0)).float()
-
-
-def overlap(components: torch.Tensor, method: str) -> torch.Tensor | None:
-    """⟨component j, component l⟩, [C, C], as parts of an example; None for a method that does not add them up.
-
-    For (G-)NPEFF these are the matrices hⱼhⱼᵀ, so it is (hⱼᵀhₗ)²; for an SVD the vectors themselves.
-    """
-    if method in ("npeff", "gnpeff"):
-        return (components @ components.T).square()
-    return components @ components.T if method.startswith("svd") else None
-
-
-def shares(coefficients: torch.Tensor, overlaps: torch.Tensor) -> torch.Tensor:
-    """How much of each example each component explains, [n, C], for `coefficients` [n, C] and `overlaps` [C, C].
-
-    The share of component j is Wᵢⱼ · ⟨reconstruction of i, component j⟩; the shares of an example add up to the squared
-    norm of its reconstruction. Where coefficients are a least-squares fit (non-negative or not), the unit-norm example
-    itself may stand in for its reconstruction, and the shares add up to 1 − residual.
-    """
-    return coefficients * (coefficients @ overlaps)

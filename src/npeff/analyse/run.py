@@ -94,9 +94,8 @@ def summarise(
 
     components = tunings.find_tunings(scores(), examples, config.top, config.unique)
     expected = tunings.expected_rates(examples, config.top, len(orders), config.unique)
-    energy, used = matrix.energy_and_density(coefficients)
+    energy, used = decomposition.energy, decomposition.used
     related, correlations = matrix.strongest_correlations(coefficients, config.correlated)
-    overlaps = matrix.overlap(decomposition.components, decomposition.config.method)
     rates = tunings.rates(components, expected)
     usable = int(examples.usable.sum())
     eligible = sum(component.tuned["prediction"] is not None for component in components)
@@ -126,7 +125,7 @@ def summarise(
                 "correlated": related[component.number].tolist(),
                 "correlation": _rounded(correlations[component.number].tolist()),
                 "orderings": [
-                    _ordering(ordering, component.number, coefficients, overlaps) for ordering in component.orderings
+                    _ordering(ordering, component.number, decomposition) for ordering in component.orderings
                 ],
             }
             for component in components
@@ -134,14 +133,10 @@ def summarise(
     }
 
 
-def _ordering(
-    ordering: tunings.Ordering, number: int, coefficients: torch.Tensor, overlaps: torch.Tensor | None
-) -> dict[str, Any]:
+def _ordering(ordering: tunings.Ordering, number: int, decomposition: Decomposition) -> dict[str, Any]:
     values = {**vars(ordering), "scores": _rounded(ordering.scores), "quantiles": _rounded(ordering.quantiles)}
-    values["shares"] = None
-    if overlaps is not None:
-        rows = coefficients[ordering.top]
-        values["shares"] = _rounded((rows[:, number] * (rows @ overlaps[number])).tolist())
+    shares = decomposition.shares(decomposition.coefficients[ordering.top], number)
+    values["shares"] = None if shares is None else _rounded(shares.tolist())
     return values
 
 

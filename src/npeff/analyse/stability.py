@@ -81,7 +81,7 @@ def _open_other(run: Run, path: str) -> Run:
 def _fit(config: StabilityConfig, run: Run, components: int, seed: int) -> Decomposition:
     options = {"method": config.method, "components": components, "seed": seed, "device": config.device}
     name = _name(config, components, seed)
-    return decompose(DecomposeConfig(run=str(run.path), name=name, **options))  # type: ignore[arg-type]
+    return decompose(DecomposeConfig(run=str(run.path), decomposition=name, **options))  # type: ignore[arg-type]
 
 
 def _name(config: StabilityConfig, components: int, seed: int) -> str:

@@ -20,6 +20,9 @@ from npeff.utils.version import __version__
 
 Order = Literal["positive", "negative", "absolute"]
 
+_EXAMPLES = 8192
+"""Examples that are looked at together: a copy of all coefficients may not fit in memory."""
+
 
 class Decomposition(ABC):
     """Components of a set of examples, and how much of each component is in each example.
@@ -33,6 +36,9 @@ class Decomposition(ABC):
     orders: ClassVar[tuple[Order, ...]] = ("positive",)
     """Ways to rank the examples of a component; a method with signed coefficients has three."""
 
+    parts: ClassVar[Literal["matrices", "vectors"] | None] = None
+    """What an example is a weighted sum of: the matrices hⱼhⱼᵀ, the vectors hⱼ, or neither of them."""
+
     components: torch.Tensor
     coefficients: torch.Tensor
     residuals: torch.Tensor
@@ -43,6 +49,7 @@ class Decomposition(ABC):
         self.config = config or FitConfig()
         self.checkpoint, self.quiet = checkpoint, quiet
         self.history = History()
+        self._overlap: tuple[torch.Tensor, torch.Tensor] | None = None
         self.notes: dict[str, Any] = {}
         """What else is worth keeping beside the tensors: the run's fingerprint, held-out examples, ..."""
 
@@ -68,9 +75,52 @@ class Decomposition(ABC):
 
     @property
     def energy(self) -> torch.Tensor:
-        """Share of each component in the squared coefficients, [C]."""
-        energy = self.coefficients.double().square().sum(dim=0)
-        return (energy / energy.sum().clamp(min=1e-300)).float()
+        """Share of each component in the squared coefficients, float64 [C]."""
+        squares = torch.zeros(self.coefficients.shape[1], dtype=torch.float64)
+        for chunk in torch.split(self.coefficients, _EXAMPLES):
+            squares += chunk.square().sum(dim=0, dtype=torch.float64)
+        return squares / squares.sum().clamp(min=1e-300)
+
+    @property
+    def used(self) -> torch.Tensor:
+        """Number of examples in which the coefficient of each component is not zero, int64 [C]."""
+        used = torch.zeros(self.coefficients.shape[1], dtype=torch.int64)
+        for chunk in torch.split(self.coefficients, _EXAMPLES):
+            used += (chunk != 0).sum(dim=0)
+        return used
+
+    def overlap(self) -> torch.Tensor | None:
+        """⟨component j, component l⟩ as parts of an example, [C, C]; None if the method does not add components up.
+
+        For (G-)NPEFF the parts are the matrices hⱼhⱼᵀ, so it is (hⱼᵀhₗ)²; for an SVD the vectors themselves.
+        """
+        if self.parts is None:
+            return None
+        if self._overlap is None or self._overlap[0] is not self.components:
+            products = self.components @ self.components.T
+            self._overlap = self.components, products.square() if self.parts == "matrices" else products
+        return self._overlap[1]
+
+    def shares(self, coefficients: torch.Tensor, component: int | None = None) -> torch.Tensor | None:
+        """How much of each example each component explains.
+
+        The share of component j in example i is Wᵢⱼ · ⟨reconstruction of i, component j⟩. The shares of an example add
+        up to the squared norm of its reconstruction. Where coefficients are a least-squares fit (non-negative or not),
+        the unit-norm example itself may stand in for its reconstruction, and they add up to 1 − residual.
+
+        Args:
+            coefficients: Coefficients of some examples, [n, C].
+            component: The only component that is asked for, if not all are.
+
+        Returns:
+            Shares [n, C], or [n] of one component; None if the method does not add components up.
+        """
+        overlap = self.overlap()
+        if overlap is None:
+            return None
+        if component is not None:
+            return coefficients[:, component] * (coefficients @ overlap[component])
+        return coefficients * (coefficients @ overlap)
 
     def extra(self) -> dict[str, torch.Tensor]:
         """Further tensors that `explain` needs."""
@@ -114,7 +164,7 @@ class Decomposition(ABC):
     def diagnostics(self) -> dict[str, Any]:
         """What a user should look at before trusting the components."""
         worst = self.residuals.argsort(descending=True)[:16]
-        used = (self.coefficients.abs() > 0).sum(dim=0)
+        used = self.used
         return {
             "verdict": self.history.verdict(self.config.tolerance),
             "passes": max(len(self.history.steps) - 1, 0),
@@ -123,7 +173,7 @@ class Decomposition(ABC):
             "reseeded": self.history.reseeded,
             "unused_components": int((used == 0).sum()),
             "examples_per_component": {"min": int(used.min()), "median": int(used.median()), "max": int(used.max())},
-            "components_per_example": float((self.coefficients.abs() > 0).float().sum(dim=1).mean()),
+            "components_per_example": float(used.sum()) / max(len(self.coefficients), 1),
             "component_energy": [round(share, 6) for share in self.energy.tolist()],
             "worst_examples": worst.tolist(),
             "worst_residuals": [round(value, 4) for value in self.residuals[worst].tolist()],

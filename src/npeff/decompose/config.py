@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import tyro
 
+from npeff.store.layout import check_name
 from npeff.utils.errors import UserError
 
 Method = Literal["npeff", "gnpeff", "clusters", "sae", "svd-gradients", "svd-activations"]
@@ -113,9 +113,11 @@ def positive(name: str, value: float) -> None:
 class DecomposeConfig(FitConfig):
     """Decompose the examples of a run into components. A killed run continues when the same command is given again."""
 
+    renamed: ClassVar[dict[str, str]] = {"name": "decomposition"}
+
     run: tyro.conf.Positional[str]
     """Run directory."""
-    name: str | None = None
+    decomposition: str | None = None
     """Name of the decomposition; made from method, number of components and seed if not given."""
     holdout: float = 0.0
     """Share of examples that components are not fitted to; they get coefficients and a loss of their own."""
@@ -126,5 +128,4 @@ class DecomposeConfig(FitConfig):
         super().__post_init__()
         if not 0 <= self.holdout < 1:
             raise UserError(f"holdout is a share of the examples, at least 0 and below 1, not {self.holdout}.")
-        if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name.startswith(".")):
-            raise UserError(f"{self.name!r} cannot be the name of a directory.")
+        check_name(self.decomposition, "--decomposition")

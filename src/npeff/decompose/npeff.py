@@ -26,8 +26,9 @@ FINAL_SWEEPS, FINAL_TOLERANCE = 300, 1e-4
 
 @contextlib.contextmanager
 def _flushed_denormals() -> Iterator[None]:
-    """Coefficients shrink towards zero, and denormal numbers are ten times slower. Others in the process may rely on
-    them, so the switch is set back.
+    """Compute without denormal numbers, which are ten times slower: coefficients shrink towards zero.
+
+    Others in the process may rely on denormals, so the switch is set back.
     """
     torch.set_flush_denormal(True)
     try:
@@ -40,6 +41,7 @@ class Npeff(Decomposition):
     """Minimise Σᵢ ‖GᵢᵀGᵢ − Σⱼ Wᵢⱼ hⱼhⱼᵀ‖² over W ≥ 0 and H, PEFs at unit norm going in, components coming out."""
 
     kind = "fisher"
+    parts = "matrices"
 
     def fit(self, source: RowSource) -> Self:
         with _flushed_denormals():

@@ -38,7 +38,7 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
     distributed.start()
     run = Run.open(config.run)
     fit_config = FitConfig(**{item.name: getattr(config, item.name) for item in dataclasses.fields(FitConfig)})
-    name = config.name or f"{config.method}-{config.components}-{config.seed}"
+    name = config.decomposition or f"{config.method}-{config.components}-{config.seed}"
     parent = run.path / DECOMPOSITIONS
     directory = parent / name
     first = distributed.rank() == 0
@@ -60,7 +60,7 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
         decomposition = fit(run, fit_config, config.holdout, checkpoint, quiet=False)
         if first:
             decomposition.notes |= {
-                "replay": {"command": "decompose", "config": to_dict(config) | {"name": name}},
+                "replay": {"command": "decompose", "config": to_dict(config) | {"decomposition": name}},
                 "made": datetime.now(UTC).isoformat(timespec="microseconds"),
                 **({"made_for": made_for} if made_for else {}),
             }
@@ -128,7 +128,7 @@ def _finished(directory: Path, run: Run, fit_config: FitConfig, config: Decompos
         return None
     old = load(directory, run.fingerprint)
     if fit_key(run, old.config, old.notes.get("holdout", 0.0)) != fit_key(run, fit_config, config.holdout):
-        raise UserError(f"{directory} was made with other options: choose another --name, or --overwrite it.")
+        raise UserError(f"{directory} was made with other options: choose another --decomposition, or --overwrite it.")
     same_length = all(getattr(old.config, name) == getattr(fit_config, name) for name in ("max_passes", "tolerance"))
     return old if same_length else None
 

@@ -30,6 +30,7 @@ class GradientSvd(Decomposition):
     """
 
     kind = "gradient"
+    parts = "vectors"
     orders: ClassVar[tuple[Order, ...]] = ("positive", "negative", "absolute")
 
     def fit(self, source: RowSource) -> Self:

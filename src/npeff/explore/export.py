@@ -221,7 +221,6 @@ def _write_decomposition(
 ) -> None:
     decomposition, examples = open_decomposition(run, name), read_examples(run)
     texts = run.table["text"].to_pylist()
-    overlaps = matrix.overlap(decomposition.components, analysis["method"])
     places = matrix.embed(decomposition.coefficients)
     perturbations = evidence.read_perturbations(run, name, decomposition)
     table = {**pages.table_of_components(analysis, texts), **pages.map_of(places)}
@@ -231,7 +230,7 @@ def _write_decomposition(
     orders: dict[str, Iterator[Array]] = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
     for row in tqdm(analysis["component"], desc=f"Page of {name}", unit="component"):
         scores = {order: next(column) for order, column in orders.items()}
-        page, wanted = pages.component_page(row, scores, decomposition, overlaps, examples, analysis["top"])
+        page, wanted = pages.component_page(row, scores, decomposition, examples, analysis["top"])
         page["relations"] = relations.of_component(number, row["number"])
         page["perturbations"] = evidence.of_component(perturbations, row["number"])
         _write(folder, f"{number}/component/{row['number']}", {**page, "shown": shown.rows(wanted)})
@@ -239,7 +238,8 @@ def _write_decomposition(
         coefficients = decomposition.coefficients[start : start + BLOCK]
         residuals = decomposition.residuals[start : start + BLOCK]
         residuals = torch.nan_to_num(residuals.float())
-        _write(folder, f"{number}/examples/{block}", pages.example_rows(coefficients, residuals, overlaps))
+        shares = decomposition.shares(coefficients)
+        _write(folder, f"{number}/examples/{block}", pages.example_rows(coefficients, residuals, shares))
 
 
 class _Shown:

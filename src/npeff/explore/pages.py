@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from npeff.analyse import matrix
 from npeff.analyse.ranking import bands, top_examples
 from npeff.analyse.tunings import KINDS, Classes, Examples
 from npeff.decompose.base import Decomposition
@@ -57,7 +56,6 @@ def component_page(
     row: dict[str, Any],
     scores: dict[str, Array],
     decomposition: Decomposition,
-    overlaps: torch.Tensor | None,
     examples: Examples,
     top: int,
 ) -> tuple[dict[str, Any], set[int]]:
@@ -80,7 +78,7 @@ def component_page(
                     "place": span.start,
                     "examples": chosen.tolist(),
                     "coefficients": rounded(decomposition.coefficients[chosen, number].tolist()),
-                    "shares": _shares_of(decomposition.coefficients[chosen], number, overlaps),
+                    "shares": _shares_of(decomposition, chosen, number),
                 }
             )
             shown |= set(chosen.tolist())
@@ -104,11 +102,10 @@ def component_page(
     return page, shown
 
 
-def _shares_of(coefficients: torch.Tensor, number: int, overlaps: torch.Tensor | None) -> list[float] | None:
-    """Share of component `number` in each of these examples; `coefficients` is [n, C]."""
-    if overlaps is None:
-        return None
-    return rounded((coefficients[:, number] * (coefficients @ overlaps[number])).tolist())
+def _shares_of(decomposition: Decomposition, examples: Array, number: int) -> list[float] | None:
+    """Share of component `number` in each of these examples."""
+    shares = decomposition.shares(decomposition.coefficients[examples], number)
+    return None if shares is None else rounded(shares.tolist())
 
 
 def histogram(coefficients: Array) -> dict[str, Any]:
@@ -155,10 +152,9 @@ def _few(classes: Classes, ranking: Array, top: int) -> tuple[Array, list[str]]:
 
 
 def example_rows(
-    coefficients: torch.Tensor, residuals: torch.Tensor, overlaps: torch.Tensor | None
+    coefficients: torch.Tensor, residuals: torch.Tensor, shares: torch.Tensor | None
 ) -> dict[str, list[Any]]:
-    """For each example of a block the components that explain most of it; `coefficients` is [n, C]."""
-    shares = None if overlaps is None else matrix.shares(coefficients, overlaps)
+    """For each example of a block the components that explain most of it; `coefficients` and `shares` are [n, C]."""
     weight = coefficients.abs() if shares is None else shares
     best = weight.topk(min(LISTED, weight.shape[1]), dim=1).indices
     used = coefficients.gather(1, best)

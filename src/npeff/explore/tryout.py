@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 
-from npeff.analyse import matrix
 from npeff.analyse.probe import explain_texts
 from npeff.collect.session import Prepared, prepare_run
 from npeff.decompose.base import Decomposition
@@ -77,11 +76,10 @@ class Tryout:
                 explained = explain_texts(self._run, decomposition, texts, **options)
             except torch.OutOfMemoryError as error:
                 raise UserError("Out of memory. Try fewer or shorter texts.") from error
+        coefficients = torch.nan_to_num(explained.coefficients)
         return {
             **answers_side_by_side(self._prepared, explained.found),
-            **side_by_side(
-                explained.coefficients, matrix.overlap(decomposition.components, decomposition.config.method)
-            ),
+            **side_by_side(coefficients, decomposition.shares(coefficients)),
             "residual": rounded(torch.nan_to_num(explained.residuals).tolist()),
             "set_aside": explained.found["set_aside"].bool().tolist(),
         }
@@ -94,10 +92,8 @@ class Tryout:
         return self._open[1]
 
 
-def side_by_side(coefficients: torch.Tensor, overlaps: torch.Tensor | None) -> dict[str, Any]:
-    """The components that matter to any of the texts, the strongest first; `coefficients` is [n, C]."""
-    coefficients = torch.nan_to_num(coefficients)
-    shares = None if overlaps is None else matrix.shares(coefficients, overlaps)
+def side_by_side(coefficients: torch.Tensor, shares: torch.Tensor | None) -> dict[str, Any]:
+    """The components that matter to any of the texts, the strongest first; `coefficients` and `shares` are [n, C]."""
     weight = coefficients.abs() if shares is None else shares
     top = weight.topk(min(LISTED, weight.shape[1]), dim=1).indices
     chosen = {j for i, best in enumerate(top.tolist()) for j in best if coefficients[i, j] != 0}

@@ -37,7 +37,7 @@ def early_stopping(shop: Workshop, bench: Bench, step: Step) -> Findings:
     """Steps of both stages, summed loss, time and tunings of the paper's solver with early stopping."""
     config = shop.fit_config(bench)
     found = _timed(shop, bench, config)
-    rates = shop.analysis(bench, name=f"{TIMED}{config.name}")["tunings"]
+    rates = shop.analysis(bench, name=f"{TIMED}{config.decomposition}")["tunings"]
     yield Value({"measure": "H-only Steps"}, found["frozen_steps"])
     yield Value({"measure": "Joint Steps"}, found["joint_steps"])
     yield Value({"measure": "Loss"}, found["loss"] * found["examples"])
@@ -80,7 +80,7 @@ def collection_time(shop: Workshop, bench: Bench, step: Step) -> Findings:
 
 def _timed(shop: Workshop, bench: Bench, config: DecomposeConfig) -> dict[str, Any]:
     """What a decomposition took; measured once, in a process that does nothing else."""
-    config = replace(config, name=f"{TIMED}{config.name}")
+    config = replace(config, decomposition=f"{TIMED}{config.decomposition}")
     path = _record(shop, bench, to_dict(config))
     if not path.is_file():
         # a fresh process: its peak memory is that of this fit, not of what ran before
@@ -100,7 +100,7 @@ def _measure(config: DecomposeConfig, threads: int) -> dict[str, Any]:
     decomposition = fit(run, options, config.holdout)  # without checkpoints: a fit that was continued has no time
     seconds = time.perf_counter() - begin
     peak = max(0, _memory(device, "VmHWM") - before)
-    decomposition.save(run.path / DECOMPOSITIONS / str(config.name))
+    decomposition.save(run.path / DECOMPOSITIONS / str(config.decomposition))
     steps = decomposition.history.steps
     frozen = [step for step in steps if step.stage == "frozen"]
     rest = [step for step in steps if step.stage != "frozen"]

@@ -48,7 +48,7 @@ def perturbations(shop: Workshop, bench: Bench, step: Step) -> Findings:
         shop.fit(bench, method)
         config = PerturbConfig(
             str(bench.run.path),
-            fit.name,
+            fit.decomposition,
             count=scale.perturbed(paper, step.options.get("count", PERTURBED), fit.components),
             random=scale.count(paper, step.options.get("random", RANDOM), max(1, examples // 4)),
             way="lift" if scale.is_small(paper) else "sensing",
@@ -58,7 +58,7 @@ def perturbations(shop: Workshop, bench: Bench, step: Step) -> Findings:
             magnitude=None if scale.is_small(paper) else MAGNITUDE,
             predict=False,  # the paper's tables have no predictions
             device=shop.device,
-            label=f"reproduce-{fit.name}",
+            label=f"reproduce-{fit.decomposition}",
         )
         try:
             found = perturb(config)
@@ -74,7 +74,7 @@ def in_context(shop: Workshop, bench: Bench, step: Step) -> Findings:
     names = []
     for method in step.methods:
         shop.fit(bench, method)
-        names.append(str(shop.fit_config(bench, method).name))
+        names.append(str(shop.fit_config(bench, method).decomposition))
     labelled = len(bench.run.table) - bench.run.table["label"].null_count
     config = IclConfig(
         str(bench.run.path),

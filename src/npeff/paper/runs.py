@@ -109,7 +109,7 @@ class Workshop:
         paper = PaperConfig(here.frozen_steps, here.joint_steps, here.frozen_rate, here.joint_rate, here.tau)
         return DecomposeConfig(
             run=str(bench.run.path),
-            name=name or "-".join(map(str, parts)),
+            decomposition=name or "-".join(map(str, parts)),
             method=method,
             components=components,
             seed=here.seed,
@@ -129,7 +129,7 @@ class Workshop:
         if name is None:
             config = self.fit_config(bench, method)
             decompose(config)
-            name = str(config.name)
+            name = str(config.decomposition)
         folder = analyse_one(bench.run, name, AnalyseConfig(str(bench.run.path), name, TOP), quiet=True)
         found: dict[str, Any] = read_json(folder / JSON)
         return found
