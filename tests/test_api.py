@@ -121,7 +121,7 @@ def test_a_lifted_component_has_the_component_as_its_sketch(run):
 
 def test_analysis_perturbation_and_sharing(run, tmp_path):
     analysis = npeff.analyse_run(run, "npeff", top=4)
-    assert len(analysis["component"]) == 3
+    assert len(analysis.component) == 3
     found = npeff.perturb_components(run, [0], decomposition="npeff", top=4, random=8)
     assert found["components"] == 1
     digest = npeff.push_run(run, tmp_path / "place")

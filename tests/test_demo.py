@@ -3,41 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from npeff.analyse.telling import telling
 from npeff.config import DemoConfig
 from npeff.demo import demo
 from npeff.utils.errors import UserError
-
-
-def component(number: int, top: list[int], label: str = "yes", **values: Any) -> dict[str, Any]:
-    ordering = {"top": top, "labels": {label: len(top)}, "predictions": {"no": len(top)}}
-    default = {"prediction_tuned": False, "label_tuned": False, "lnp_tuned": False, "label_purity": 0.5, "energy": 0.1}
-    return {"number": number, "prediction_purity": 0.5, "orderings": [ordering], **default, **values}
-
-
-def test_telling_components_are_tuned_pure_strong_and_different() -> None:
-    found = telling(
-        [
-            component(0, [0, 1, 2, 3], energy=0.9),
-            component(1, [4, 5, 6, 7], label_purity=0.9),
-            component(2, [8, 9, 10, 11], "no", label_tuned=True, label_purity=1.0, energy=0.2),
-            component(3, [12, 13, 14, 15], "no", label_tuned=True, label_purity=1.0, energy=0.3),
-            component(4, [16, 17, 18, 19], label_tuned=True, lnp_tuned=True, label_purity=1.0, energy=0.0),
-            component(5, [12, 13, 20, 21], label_tuned=True, label_purity=1.0, energy=0.25),  # half of it is in 3
-            component(6, [30], prediction_tuned=None, label_tuned=None, lnp_tuned=None, energy=1.0),  # too few examples
-        ]
-    )
-    assert [c["number"] for c in found] == [4, 3, 2, 1, 0]
-
-
-def test_no_label_takes_more_than_half_of_the_list() -> None:
-    many = [component(n, [2 * n, 2 * n + 1], "yes" if n < 8 else "no", energy=1 / (n + 1)) for n in range(10)]
-    assert [c["number"] for c in telling(many)] == [0, 1, 2, 8, 9]
-    assert telling([]) == []
 
 
 @pytest.mark.parametrize("value", ["many", "-5", "10", "1e3", ""])

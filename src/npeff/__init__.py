@@ -6,6 +6,7 @@ from npeff.utils.version import __version__
 
 if TYPE_CHECKING:
     from npeff.api import (
+        Analysis,
         Decomposition,
         Estimate,
         Example,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Analysis",
     "Decomposition",
     "Estimate",
     "Example",

@@ -16,7 +16,7 @@ from npeff.analyse import probe as probing
 from npeff.analyse import ranking
 from npeff.analyse.config import AnalyseConfig
 from npeff.analyse.probe import Probe
-from npeff.analyse.report import JSON
+from npeff.analyse.records import Analysis
 from npeff.analyse.run import analyse
 from npeff.collect.config import CollectConfig
 from npeff.collect.estimate import Estimate, estimate_collection
@@ -35,9 +35,9 @@ from npeff.share.run import pull, push
 from npeff.store.run import Run
 from npeff.utils.configs import from_options
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json
 
 __all__ = [
+    "Analysis",
     "Decomposition",
     "Estimate",
     "Example",
@@ -107,15 +107,14 @@ def open_decomposition(run: AnyRun, name: AnyDecomposition = None) -> Decomposit
     return name if isinstance(name, Decomposition) else _open_decomposition(open_run(run), name)
 
 
-def analyse_run(run: AnyRun, name: str, **options: Any) -> dict[str, Any]:
-    """What the components of the decomposition `name` are tuned to. Options are those of `npeff analyse`.
+def analyse_run(run: AnyRun, decomposition: str, **options: Any) -> Analysis:
+    """What the components of a decomposition are tuned to. Options are those of `npeff analyse`.
 
     The result is what analysis.json holds: `tunings` is about all components, `component` is a list with one entry of
     top examples, purities and correlated components for each.
     """
-    (folder,) = analyse(from_options(AnalyseConfig, {"run": _path(run), "name": name, **options}))
-    found: dict[str, Any] = read_json(folder / JSON)
-    return found
+    (analysis,) = analyse(from_options(AnalyseConfig, {"run": _path(run), "decomposition": decomposition, **options}))
+    return analysis
 
 
 def top_examples(

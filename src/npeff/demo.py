@@ -6,13 +6,13 @@ import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from npeff.analyse.config import AnalyseConfig
+from npeff.analyse.highlights import highlights
+from npeff.analyse.records import Analysis
 from npeff.analyse.run import analyse
-from npeff.analyse.telling import telling
 from npeff.collect.config import CollectConfig
 from npeff.collect.run import collect
 from npeff.config import DemoConfig
@@ -80,13 +80,12 @@ def demo(config: DemoConfig | None = None) -> Path:
         DecomposeConfig(run=str(path), decomposition=NAME, components=components, overwrite=_is_other(path, components))
     )
     print("\n3. Analyse", flush=True)
-    (folder,) = analyse(AnalyseConfig(str(path), NAME))
-    analysis = read_json(folder / "analysis.json")
+    (analysis,) = analyse(AnalyseConfig(str(path), NAME))
     print("\n4. Perturb", flush=True)
-    ratios = _perturb(path, [component["number"] for component in telling(analysis["component"], PERTURBED)], count)
+    ratios = _perturb(path, [component.number for component in highlights(analysis.component, PERTURBED)], count)
     print("\n5. Page", flush=True)
     page = export_site(run, path / SITE).absolute()
-    _print_telling(analysis, run, ratios)
+    _print_highlights(analysis, run, ratios)
     print(f"\nThe page: {page}\nOpen it from disk, or run  npeff explore {path}")
     return page
 
@@ -159,21 +158,21 @@ def _is_other(path: Path, components: int) -> bool:
 # --- the most telling components ----------------------------------------------------------------------------------
 
 
-def _print_telling(analysis: dict[str, Any], run: Run, ratios: dict[int, float], shown: int = 4) -> None:
+def _print_highlights(analysis: Analysis, run: Run, ratios: dict[int, float], shown: int = 4) -> None:
     texts: Array = np.array(run.table["text"].to_pylist(), dtype=object)
     predictions = run.table["prediction_text"].to_pylist()
-    chosen = telling(analysis["component"])
+    chosen = highlights(analysis.component)
     print(f"\nThe {len(chosen)} most telling components (tuned to labels first, then by purity and energy; no twins):")
     for component in chosen:
-        first = component["orderings"][0]
+        first = component.orderings[0]
         counts = [
-            f"{title} {', '.join(f'{name} {n}' for name, n in first[title].items())}"
-            for title in ("labels", "predictions")
+            f"{title} {', '.join(f'{name} {n}' for name, n in classes.items())}"
+            for title, classes in (("labels", first.labels), ("predictions", first.predictions))
         ]
-        print(f"\n  Component {component['number']}: {'; '.join(counts)}; energy {component['energy']:.1%}")
-        for place, example in enumerate(first["top"][:shown]):
-            share = f"{first['shares'][place]:.0%}" if first["shares"] else ""
+        print(f"\n  Component {component.number}: {'; '.join(counts)}; energy {component.energy:.1%}")
+        for place, example in enumerate(first.top[:shown]):
+            share = f"{first.shares[place]:.0%}" if first.shares else ""
             print(f"    {share:>4} {predictions[example]:9} {texts[example]}")
-        if component["number"] in ratios:
-            times = f"{ratios[component['number']]:.3g} times"
+        if component.number in ratios:
+            times = f"{ratios[component.number]:.3g} times"
             print(f"    Changing the model along it changes its examples' answers {times} as much as those of others.")

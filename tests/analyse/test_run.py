@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,10 +15,14 @@ import torch
 from npeff import cli
 from npeff.analyse import report
 from npeff.analyse.config import AnalyseConfig
-from npeff.analyse.run import analyse, summarise
+from npeff.analyse.records import Analysis, AnalysisInputs, AnalysisOptions
+from npeff.analyse.run import analyse, read_analysis, read_examples, summarise
+from npeff.analyse.tunings import Classes
 from npeff.decompose.run import open_decomposition
 from npeff.store.run import Run
+from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
+from npeff.utils.files import write_json
 from tests.synthetic import add_decomposition, make_run
 
 TEXTS = [f"text {i}" for i in range(90)]
@@ -31,14 +36,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+def folder_of(run: Run, name: str) -> Path:
+    return run.path / "decompositions" / name / "analysis"
+
+
 def read(run: Run, name: str) -> dict[str, object]:
-    return json.loads((run.path / "decompositions" / name / "analysis" / "analysis.json").read_text())
+    return json.loads((folder_of(run, name) / "analysis.json").read_text())
 
 
 def test_all_files_are_written_and_can_be_read(run: Run) -> None:
-    folders = analyse(AnalyseConfig(str(run.path), top=8))
-    assert [folder.parent.name for folder in folders] == ["clusters", "npeff", "svd-gradients"]
-    for folder in folders:
+    analyses = analyse(AnalyseConfig(str(run.path), top=8))
+    assert [analysis.name for analysis in analyses] == ["clusters", "npeff", "svd-gradients"]
+    for folder in (folder_of(run, analysis.name) for analysis in analyses):
         assert sorted(file.name for file in folder.iterdir()) == sorted(report.FILES)
         for name in ("tunings", "density"):
             assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -105,7 +114,8 @@ def test_shares_of_an_example_add_up_to_what_is_explained(run: Run) -> None:
 
 
 def test_a_second_analysis_does_nothing_and_other_options_do(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder,) = analyse(AnalyseConfig(str(run.path), "npeff", top=5))
+    analyse(AnalyseConfig(str(run.path), "npeff", top=5))
+    folder = folder_of(run, "npeff")
     before = (folder / "analysis.json").stat().st_mtime_ns
     analyse(AnalyseConfig(str(run.path), "npeff", top=5))
     assert "up to date" in capsys.readouterr().out
@@ -120,7 +130,8 @@ def test_a_second_analysis_does_nothing_and_other_options_do(run: Run, capsys: p
 def test_the_same_analysis_gives_the_same_files(run: Run) -> None:
     contents = []
     for _ in range(2):
-        (folder,) = analyse(AnalyseConfig(str(run.path), "npeff", top=7))
+        analyse(AnalyseConfig(str(run.path), "npeff", top=7))
+        folder = folder_of(run, "npeff")
         contents.append({file.name: file.read_bytes() for file in folder.iterdir()})
         (folder / "analysis.json").unlink()
     assert contents[0] == contents[1]
@@ -166,8 +177,8 @@ def test_markdown_shows_hostile_text_as_text(tmp_path: Path) -> None:
         tmp_path / "run", ["<script>alert(1)</script> | a *b* [c](http://d) \x07\n" + str(i) for i in range(60)]
     )
     add_decomposition(run)
-    (folder,) = analyse(AnalyseConfig(str(run.path)))
-    text = (folder / "tunings.md").read_text()
+    analyse(AnalyseConfig(str(run.path)))
+    text = (folder_of(run, "npeff") / "tunings.md").read_text()
     assert r"\<script\>alert(1)\</script\> \| a \*b\* \[c\]" in text
     assert "\x07" not in text
 
@@ -185,14 +196,64 @@ def test_a_run_without_decompositions(tmp_path: Path) -> None:
 
 
 def test_the_command_line(run: Run) -> None:
-    config = cli.parse("analyse", [str(run.path), "--name", "npeff", "--top", "4", "--unique"])
+    config = cli.parse("analyse", [str(run.path), "--decomposition", "npeff", "--top", "4", "--unique"])
     assert config == AnalyseConfig(str(run.path), "npeff", 4, True)
     with pytest.raises(UserError):
         AnalyseConfig("run", top=1)
 
 
 def test_summaries_are_plain_json(run: Run) -> None:
-    from npeff.analyse.run import read_examples
+    inputs = AnalysisInputs("run", "table", None, AnalysisOptions(16, False))
+    found = summarise("npeff", open_decomposition(run, "npeff"), read_examples(run), inputs)
+    values = to_dict(found)
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    assert from_dict(Analysis, values) == found
 
-    found = summarise("npeff", open_decomposition(run, "npeff"), read_examples(run), AnalyseConfig("run"))
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+def test_an_analysis_is_read_as_it_was_made(run: Run) -> None:
+    (made,) = analyse(AnalyseConfig(str(run.path), "npeff", top=3, unique=True))
+    before = (folder_of(run, "npeff") / "analysis.json").stat().st_mtime_ns
+    assert read_analysis(run, "npeff") == made
+    assert (folder_of(run, "npeff") / "analysis.json").stat().st_mtime_ns == before
+
+
+def test_an_analysis_of_an_earlier_version_is_read_or_made_again(run: Run) -> None:
+    (made,) = analyse(AnalyseConfig(str(run.path), "npeff", top=4))
+    file = folder_of(run, "npeff") / "analysis.json"
+    values = to_dict(made)
+    values["inputs"]["options"]["correlated"] = 8  # an option of 0.1.0
+    write_json(file, values, sealed=True)
+    before = file.stat().st_mtime_ns
+    assert read_analysis(run, "npeff") == made
+    assert file.stat().st_mtime_ns == before
+    del values["component"][0]["energy"]
+    write_json(file, values, sealed=True)
+    analyse(AnalyseConfig(str(run.path), "npeff", top=4))
+    assert read_analysis(run, "npeff") == made
+
+
+def test_a_damaged_analysis_is_named(run: Run) -> None:
+    analyse(AnalyseConfig(str(run.path), "npeff", top=4))
+    file = folder_of(run, "npeff") / "analysis.json"
+    original = file.read_text()
+    file.write_text(original.replace('"top": 4', '"top": 5'))
+    with pytest.raises(UserError, match=r"analysis\.json is damaged"):
+        read_analysis(run, "npeff")
+    file.write_text(original)
+
+
+@pytest.mark.parametrize("rare", [0, 1])
+def test_one_prediction_for_nearly_all_is_told(
+    tmp_path: Path, rare: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", TEXTS)
+    add_decomposition(run)
+    codes = np.array([1] * (90 - rare) + [0] * rare)
+    examples = dataclasses.replace(read_examples(run), predictions=Classes(codes, ["Negative", "Positive"]))
+    monkeypatch.setattr("npeff.analyse.run.read_examples", lambda run: examples)
+    analyse(AnalyseConfig(str(run.path)))
+    said = capsys.readouterr().out
+    which = "All 90" if not rare else "89 of 90"
+    assert f"{which} examples were predicted Positive: being tuned to a prediction means nothing here." in said
+    assert "e+" not in said
+    assert which in (folder_of(run, "npeff") / "tunings.md").read_text()

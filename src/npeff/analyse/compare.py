@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from npeff.analyse.config import AnalyseConfig, CompareConfig
-from npeff.analyse.report import JSON, TITLES, chance_in_words
+from npeff.analyse.records import KINDS, TITLES
 from npeff.analyse.run import analyse_one
-from npeff.analyse.tunings import KINDS
-from npeff.decompose.config import DecomposeConfig, Method, SaeConfig
+from npeff.decompose.config import METHOD_TITLES, DecomposeConfig, Method, SaeConfig
 from npeff.decompose.methods import kind_of
 from npeff.decompose.run import decompose
 from npeff.store.layout import COMPARISONS
@@ -19,17 +18,8 @@ from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, write_csv, write_json
 from npeff.utils.report import BLUE, PURPLE, RED, draw_figure, plain_axes
 from npeff.utils.tables import write_tables
+from npeff.utils.text import percent
 from npeff.utils.version import __version__
-
-NAMES = {
-    "npeff": "NPEFF",
-    "gnpeff": "G-NPEFF",
-    "clusters": "GC",
-    "sae": "SAE",
-    "svd-gradients": "SVD-G",
-    "svd-activations": "SVD-A",
-}
-"""What the paper calls the methods."""
 
 
 def compare(config: CompareConfig) -> Path:
@@ -40,7 +30,7 @@ def compare(config: CompareConfig) -> Path:
         reason = _cannot(run, method, config.components)
         if reason:
             missing[method] = reason
-            print(f"{NAMES[method]}: left out, {reason}.")
+            print(f"{METHOD_TITLES[method]}: left out, {reason}.")
             continue
         name = f"{method}-{config.components}-{config.seed}"
         decompose(
@@ -55,8 +45,8 @@ def compare(config: CompareConfig) -> Path:
             ),
             made_for="compare",
         )
-        folder = analyse_one(run, name, AnalyseConfig(config.run, name, config.top, config.unique), quiet=True)
-        rows.append(_row(method, read_json(folder / JSON)))
+        analysis = analyse_one(run, name, AnalyseConfig(config.run, name, config.top, config.unique), quiet=True)
+        rows.append(_row(method, to_dict(analysis)))
     if not rows:
         raise UserError(f"{run.path} has the rows of none of these methods: {'; '.join(missing.values())}.")
     directory = run.path / COMPARISONS / f"{config.components}-{config.seed}"
@@ -78,9 +68,9 @@ def _cannot(run: Run, method: Method, components: int) -> str | None:
     return None
 
 
-def _row(method: str, analysis: dict[str, Any]) -> dict[str, Any]:
+def _row(method: Method, analysis: dict[str, Any]) -> dict[str, Any]:
     kept = ("name", "components", "eligible", "left_out", "top", "explained", "tunings", "orders")
-    return {"method": method, "title": NAMES[method], **{key: analysis[key] for key in kept}}
+    return {"method": method, "title": METHOD_TITLES[method], **{key: analysis[key] for key in kept}}
 
 
 def write(directory: Path, found: dict[str, Any]) -> None:
@@ -117,13 +107,13 @@ def markdown(found: dict[str, Any]) -> str:
         elif value and len(ranks) > 1 and value == ranks[1]:
             cells[2] = f"<u>{cells[2]}</u>"
         chances = [
-            "" if row["tunings"][k] is None else chance_in_words(row["tunings"][k]) for k in ("prediction", "lnp")
+            "" if row["tunings"][k] is None else percent(row["tunings"][k]["expected"]) for k in ("prediction", "lnp")
         ]
         lines.append(
             f"| {row['title']} | {' | '.join([*cells, *chances])} | {row['left_out']} of {row['components']} |"
         )
     for method, reason in found["missing"].items():
-        lines.append(f"| {NAMES[method]} | | | | | | {reason} |")
+        lines.append(f"| {METHOD_TITLES[method]} | | | | | | {reason} |")
     return "\n".join(lines) + "\n"
 
 

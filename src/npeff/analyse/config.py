@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import tyro
 
@@ -14,20 +15,21 @@ from npeff.utils.errors import UserError
 class AnalyseConfig:
     """Say what the components of a run's decompositions are tuned to. Writes tables, figures and JSON beside them."""
 
+    renamed: ClassVar[dict[str, str]] = {"name": "decomposition"}
+    removed: ClassVar[dict[str, str]] = {"correlated": "the eight most correlated components are listed."}
+
     run: tyro.conf.Positional[str]
     """Directory of the run."""
-    name: str | None = None
-    """Decomposition to analyse; without it, every finished one of the run."""
+    decomposition: str | None = None
+    """Name of the decomposition to analyse; without it, every finished one of the run."""
     top: int = 16
     """Top examples that must agree for a component to be tuned; components with fewer active ones are left out."""
     unique: bool = False
     """Count only the first of several top examples with the same text."""
-    correlated: int = 8
-    """Most correlated components to list for each component."""
 
     def __post_init__(self) -> None:
-        if self.top < 2 or self.correlated < 0:
-            raise UserError("--top must be at least 2 and --correlated at least 0.")
+        if self.top < 2:
+            raise UserError("--top must be at least 2.")
 
 
 @dataclass(frozen=True)

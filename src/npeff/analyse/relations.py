@@ -22,7 +22,7 @@ from safetensors import safe_open
 from tqdm import tqdm
 
 from npeff.analyse import matching
-from npeff.analyse.tunings import KINDS
+from npeff.analyse.records import KINDS, ComponentAnalysis
 from npeff.decompose.methods import kind_of
 from npeff.store.layout import RELATIONS, decomposition_folder
 from npeff.store.run import Run
@@ -214,12 +214,12 @@ Item = tuple[int, float, float | None]
 """Another decomposition's component, with the similarity of coefficients and of components."""
 
 
-def brief(row: dict[str, Any], texts: Sequence[str]) -> list[Any]:
-    """A component in a few words, from its entry in an analysis: tunings, most frequent prediction, first example."""
-    first = row["orderings"][0]
-    prediction = next(iter(first["predictions"]), "")
-    text = cut(texts[first["top"][0]], _PREVIEW) if first["top"] else ""
-    return [*(row[f"{kind}_tuned"] for kind in KINDS), prediction, text]
+def brief(component: ComponentAnalysis, texts: Sequence[str]) -> list[Any]:
+    """A component in a few words, from its analysis: tunings, most frequent prediction, first example."""
+    first = component.orderings[0]
+    prediction = next(iter(first.predictions), "")
+    text = cut(texts[first.top[0]], _PREVIEW) if first.top else ""
+    return [*(component.tuned(kind) for kind in KINDS), prediction, text]
 
 
 class Relations:

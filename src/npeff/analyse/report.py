@@ -1,16 +1,20 @@
-"""An analysis for people and machines: JSON, CSV, Markdown, figures."""
+"""An analysis for people and machines: JSON, CSV, Markdown, LaTeX, figures."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from npeff.analyse.tunings import KINDS
-from npeff.utils.files import remove_partials, write_csv, write_json
-from npeff.utils.report import draw_figure, plain_axes
-from npeff.utils.tables import write_tables
+from npeff.analyse.records import KINDS, TITLES, Analysis, ComponentAnalysis, Rate
+from npeff.utils.configs import write_record
+from npeff.utils.files import remove_partials
+from npeff.utils.report import Cell, Column, Table, draw_figure, plain_axes, write_report
+from npeff.utils.text import percent, shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 JSON = "analysis.json"
 FILES = (
@@ -23,153 +27,169 @@ FILES = (
     "density.png",
     "density.svg",
 )
-TITLES = {"prediction": "prediction-tuned", "label": "label-tuned", "lnp": "LnP-tuned"}
 _SHOWN = 25
+_MEANINGLESS = 0.5
+"""Where so many components would be tuned by chance, being tuned says nothing."""
 
 
-def write(directory: Path, analysis: dict[str, Any], table: pa.Table) -> None:
-    """Write all files of an analysis; the JSON comes last, so a directory without it is not finished."""
+def write(directory: Path, analysis: Analysis, table: pa.Table) -> None:
+    """Write all files of an analysis; the JSON comes last, so a directory without it is not finished.
+
+    Args:
+        directory: Where to write.
+        analysis: What to write.
+        table: The run's table of examples, for their texts.
+    """
     (directory / JSON).unlink(missing_ok=True)
     remove_partials(directory)
-    write_components(directory / "components.csv", analysis)
-    write_tables(directory / "tunings", markdown(analysis, table))
-    for name, draw in (("tunings", _draw_tunings), ("density", _draw_density)):
-        draw_figure(directory / name, draw, analysis)
-    write_json(directory / JSON, analysis, sealed=True)
+    components_table(analysis).write_csv(directory / "components.csv")
+    heading = f"# Tunings of {analysis.name}"
+    write_report(
+        directory / "tunings",
+        [heading, rates_table(analysis), *_remarks(analysis), energy_table(analysis, table["text"])],
+    )
+    draw_figure(directory / "tunings", _draw_tunings, analysis)
+    draw_figure(directory / "density", _draw_density, analysis)
+    write_record(directory / JSON, analysis, sealed=True)
 
 
-def in_words(analysis: dict[str, Any]) -> str:
+def in_words(analysis: Analysis) -> str:
     """The result in a few lines."""
-    lines = [f"{analysis['name']}: {analysis['components']} components ({analysis['method']}), top {analysis['top']}"]
-    if analysis["left_out"]:
-        lines.append(f"  {analysis['left_out']} left out: fewer than {analysis['top']} active examples")
-    lines += [f"  {TITLES[kind]:17} {_rate(analysis['tunings'][kind])}" for kind in KINDS]
-    return "\n".join(lines)
+    lines = [f"{analysis.name}: {analysis.components} components ({analysis.method}), top {analysis.top}"]
+    if analysis.left_out:
+        lines.append(f"  {analysis.left_out} left out: fewer than {analysis.top} active examples")
+    lines += [f"  {TITLES[kind]:17} {_rate_in_words(analysis.tunings[kind])}" for kind in KINDS]
+    return "\n".join([*lines, *(f"  {line}" for line in one_class_in_words(analysis))])
 
 
-def _rate(rate: dict[str, Any] | None) -> str:
+def one_class_in_words(analysis: Analysis) -> list[str]:
+    """Warnings where nearly all examples are of one class, so that agreeing on it is no sign of anything."""
+    lines = []
+    for kind, shares, verb in (
+        ("prediction", analysis.predictions, "were predicted"),
+        ("label", analysis.labels, "are labelled"),
+    ):
+        rate = analysis.tunings[kind]  # type: ignore[index]
+        # the chance of several orderings is the sum over them
+        if rate is None or not shares or rate.expected / len(analysis.orders) < _MEANINGLESS:
+            continue
+        name, share = next(iter(shares.items()))
+        count = round(share * analysis.examples)
+        which = f"All {count}" if share == 1 else f"{count} of {analysis.examples}"
+        lines.append(f"{which} examples {verb} {name.strip()}: being tuned to a {kind} means nothing here.")
+    return lines
+
+
+def _rate_in_words(rate: Rate | None) -> str:
     if rate is None:
         return "not known: the data have no labels"
-    if rate["share"] is None:
+    if rate.share is None:
         return "not known: no component has enough active examples"
-    interval = f"95% interval {rate['low']:.1%} to {rate['high']:.1%}"
-    return f"{rate['share']:.1%} ({rate['tuned']} of {rate['of']}; {interval}; {chance_in_words(rate)} by chance)"
+    interval = f"95% interval {rate.low:.1%} to {rate.high:.1%}"
+    return f"{rate.share:.1%} ({rate.tuned} of {rate.of}; {interval}; {percent(rate.expected)} by chance)"
 
 
-def chance_in_words(rate: dict[str, Any]) -> str:
-    """The share by chance, in percent, however small."""
-    return f"{100 * rate['expected']:.2g}%"
+# --- tables -------------------------------------------------------------------------------------------------------
 
 
-def write_components(path: Path, analysis: dict[str, Any]) -> None:
+def components_table(analysis: Analysis) -> Table:
     """One line per component; lists are joined with spaces, class shares are those of the top of the first ordering."""
-    tuned = [f"{kind}_tuned" for kind in KINDS]
-    plain = [*tuned, "prediction_purity", "label_purity", "used", "density", "energy"]
-    rows = [["component", *plain, "labels", "predictions", "median", "max", "top", "shares", "correlated"]]
-    for component in analysis["component"]:
-        first = component["orderings"][0]
-        quantiles = first["quantiles"]
-        rows.append(
-            [
-                component["number"],
-                *(_cell(component[name]) for name in plain),
-                *("; ".join(f"{key}: {n}" for key, n in first[name].items()) for name in ("labels", "predictions")),
-                *((quantiles[2], quantiles[-1]) if quantiles else ("", "")),
-                " ".join(map(str, first["top"])),
-                " ".join(map(str, first["shares"] or [])),
-                " ".join(map(str, component["correlated"])),
-            ]
+    plain = [*(f"{kind}_tuned" for kind in KINDS), "prediction_purity", "label_purity", "used", "density", "energy"]
+    names = ["component", *plain, "labels", "predictions", "median", "max", "top", "shares", "correlated"]
+    table = Table(f"Components of {analysis.name}", [Column(name) for name in names])
+    for component in analysis.component:
+        first = component.orderings[0]
+        counts = (
+            "; ".join(f"{key}: {n}" for key, n in classes.items()) for classes in (first.labels, first.predictions)
         )
-    write_csv(path, rows)
+        extremes = (first.quantiles[2], first.quantiles[-1]) if first.quantiles else (None, None)
+        lists = (" ".join(map(str, values or ())) for values in (first.top, first.shares, component.correlated))
+        table.rows.append([component.number, *(getattr(component, name) for name in plain), *counts, *extremes, *lists])
+    return table
 
 
-def _cell(value: Any) -> Any:
-    """Empty for unknown, 0 or 1 for a flag."""
-    return "" if value is None else int(value) if isinstance(value, bool) else value
-
-
-def markdown(analysis: dict[str, Any], table: pa.Table) -> str:
-    """Tables to paste: the rates, and the components with most energy."""
-    eligible, top = analysis["eligible"], analysis["top"]
-    lines = [
-        f"# Tunings of {analysis['name']}",
-        "",
-        f"{analysis['components']} components of {analysis['examples']} examples (method {analysis['method']}). "
-        f"A component is tuned if its top {top} {'distinct texts' if analysis['unique'] else 'examples'} agree; "
-        f"{eligible} have so many active ones, {analysis['left_out']} are left out.",
-        "",
-        "| | tuned | of | share | 95% interval | by chance |",
-        "|---|---|---|---|---|---|",
-    ]
+def rates_table(analysis: Analysis) -> Table:
+    """How many components are tuned, in each way."""
+    agreeing = "distinct texts" if analysis.unique else "examples"
+    caption = (
+        f"{analysis.components} components of {analysis.examples} examples (method {analysis.method}). "
+        f"A component is tuned if its top {analysis.top} {agreeing} agree; {analysis.eligible} have so many active "
+        f"ones, {analysis.left_out} are left out."
+    )
+    columns = [Column(""), Column("tuned"), Column("of"), Column("share", ".1%"), Column("95% interval")]
+    table = Table(caption, [*columns, Column("by chance")])
     for kind in KINDS:
-        rate = analysis["tunings"][kind]
-        if rate is None or rate["share"] is None:
-            lines.append(f"| {TITLES[kind]} | | | | | |")
-            continue
-        interval, chance = f"{rate['low']:.1%} to {rate['high']:.1%}", chance_in_words(rate)
-        lines.append(
-            f"| {TITLES[kind]} | {rate['tuned']} | {rate['of']} | {rate['share']:.1%} | {interval} | {chance} |"
-        )
-    if len(analysis["orders"]) > 1:
-        lines += ["", f"Ranked by {', '.join(analysis['orders'])}: tuned if any is; chance is an upper bound."]
-    lines += ["", f"## The {min(_SHOWN, analysis['components'])} components with most energy", ""]
-    lines += ["| component | energy | density | tuned | labels in top | predictions in top | first example |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    by_energy = sorted(analysis["component"], key=lambda component: (-component["energy"], component["number"]))
-    texts = table["text"]
+        rate = analysis.tunings[kind]
+        cells: list[Cell] = [None] * 5
+        if rate is not None and rate.share is not None:
+            interval = f"{rate.low:.1%} to {rate.high:.1%}"
+            cells = [rate.tuned, rate.of, rate.share, interval, percent(rate.expected)]
+        table.rows.append([TITLES[kind], *cells])
+    return table
+
+
+def _remarks(analysis: Analysis) -> list[str]:
+    """What to know when reading the table of rates."""
+    remarks = one_class_in_words(analysis)
+    if len(analysis.orders) > 1:
+        remarks.append(f"Ranked by {', '.join(analysis.orders)}: tuned if any is; chance is an upper bound.")
+    return remarks
+
+
+def energy_table(analysis: Analysis, texts: pa.ChunkedArray) -> Table:
+    """The components with most energy; `texts` are of all examples, [m]."""
+    names = ("tuned", "labels in top", "predictions in top", "first example")
+    table = Table(
+        f"## The {min(_SHOWN, analysis.components)} components with most energy",
+        [Column("component"), Column("energy", ".2%"), Column("density", ".1%"), *(Column(name) for name in names)],
+    )
+    by_energy = sorted(analysis.component, key=lambda component: (-component.energy, component.number))
     for component in by_energy[:_SHOWN]:
-        first = component["orderings"][0]
-        tuned = ", ".join(TITLES[kind].removesuffix("-tuned") for kind in KINDS if component[f"{kind}_tuned"]) or "none"
-        text = texts[first["top"][0]].as_py() if first["top"] else ""
-        labels, predictions = (as_literal(_most(first[name])) for name in ("labels", "predictions"))
-        lines.append(
-            f"| {component['number']} | {component['energy']:.2%} | {component['density']:.1%} | {tuned} "
-            f"| {labels} | {predictions} | {as_literal(shorten(text, 100))} |"
+        first = component.orderings[0]
+        text = texts[first.top[0]].as_py() if first.top else ""
+        counts = (_most_frequent(classes) for classes in (first.labels, first.predictions))
+        table.rows.append(
+            [component.number, component.energy, component.density, _tuned(component), *counts, shorten(text, 100)]
         )
-    return "\n".join(lines) + "\n"
+    return table
 
 
-def _most(counts: dict[str, int], shown: int = 4) -> str:
+def _tuned(component: ComponentAnalysis) -> str:
+    return ", ".join(TITLES[kind].removesuffix("-tuned") for kind in KINDS if component.tuned(kind)) or "none"
+
+
+def _most_frequent(counts: dict[str, int], shown: int = 4) -> str:
     more = ", ..." if len(counts) > shown else ""
     return ", ".join(f"{key} {n}" for key, n in list(counts.items())[:shown]) + more
-
-
-def shorten(text: str, length: int) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def as_literal(text: str) -> str:
-    """`text` as literal text of a Markdown table."""
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    return "".join(f"\\{char}" if char in r"\`*_[]<>|#&!~$" else char for char in printable)
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
 
 
-def _draw_tunings(axes: Any, analysis: dict[str, Any]) -> None:
-    known = [kind for kind in KINDS if (analysis["tunings"][kind] or {}).get("share") is not None]
-    rates = [analysis["tunings"][kind] for kind in known]
-    places = range(len(known))
-    shares = [100 * rate["share"] for rate in rates]
-    error = [
-        [max(0.0, 100 * (rate["share"] - rate["low"])) for rate in rates],
-        [max(0.0, 100 * (rate["high"] - rate["share"])) for rate in rates],
-    ]
-    axes.bar(places, shares, yerr=error if known else None, width=0.55, color="#4c78a8", capsize=4)
-    for place, rate in zip(places, rates, strict=True):
-        chance = 100 * rate["expected"]
-        axes.hlines(chance, place - 0.35, place + 0.35, color="#e45756", label="by chance" if place == 0 else None)
-    axes.set_xticks(list(places), [TITLES[kind] for kind in known])
-    axes.set(ylim=(0, 100), ylabel="% of components", title=f"{analysis['name']}: {analysis['eligible']} components")
+def draw_rates(axes: Axes, rates: list[Rate], places: list[float], width: float, **style: object) -> None:
+    """Bars of the shares of `rates`, in percent and with their intervals, at `places`."""
+    shares = [100 * (rate.share or 0) for rate in rates]
+    below = [max(0.0, share - 100 * rate.low) for share, rate in zip(shares, rates, strict=True)]
+    above = [max(0.0, 100 * rate.high - share) for share, rate in zip(shares, rates, strict=True)]
+    axes.bar(places, shares, yerr=[below, above] if rates else None, width=width, **style)  # type: ignore[arg-type]
+    axes.set(ylim=(0, 100), ylabel="% of components")
+
+
+def _draw_tunings(axes: Axes, analysis: Analysis) -> None:
+    known = {TITLES[kind]: rate for kind, rate in analysis.tunings.items() if rate and rate.share is not None}
+    draw_rates(axes, list(known.values()), list(range(len(known))), width=0.55, color="#4c78a8", capsize=4)
+    for place, rate in enumerate(known.values()):
+        label = "by chance" if place == 0 else ""
+        axes.hlines(100 * rate.expected, place - 0.35, place + 0.35, color="#e45756", label=label)
+    axes.set_xticks(range(len(known)), list(known))
+    axes.set(title=f"{analysis.name}: {analysis.eligible} components")
     if known:
         axes.legend(frameon=False)
     plain_axes(axes)
 
 
-def _draw_density(axes: Any, analysis: dict[str, Any]) -> None:
-    densities = [100 * component["density"] for component in analysis["component"]]
+def _draw_density(axes: Axes, analysis: Analysis) -> None:
+    densities = [100 * component.density for component in analysis.component]
     axes.hist(densities, bins=30, range=(0, 100) if max(densities, default=0) > 30 else None, color="#4c78a8")
-    axes.set(xlabel="% of examples in which a component is active", ylabel="components", title=analysis["name"])
+    axes.set(xlabel="% of examples in which a component is active", ylabel="components", title=analysis.name)
     plain_axes(axes)

@@ -2,68 +2,114 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from npeff.analyse import matrix, report, tunings
 from npeff.analyse.config import AnalyseConfig
+from npeff.analyse.records import Analysis, AnalysisInputs, AnalysisOptions, ComponentAnalysis, Ordering
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
 from npeff.store.examples import encode, whole_texts
 from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import to_dict
+from npeff.utils.configs import from_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
 from npeff.utils.types import Array
 from npeff.utils.version import __version__
 
 FORMAT = 1
+CORRELATED = 8
+"""Most correlated components that are listed for each component."""
 
 
-def analyse(config: AnalyseConfig) -> list[Path]:
-    """Analyse one or all decompositions of a run; returns their analysis directories."""
+def analyse(config: AnalyseConfig) -> list[Analysis]:
+    """Analyse one or all decompositions of a run.
+
+    Args:
+        config: The run, the decomposition if only one is wanted, and what makes a component tuned.
+
+    Returns:
+        An analysis of each.
+
+    Raises:
+        UserError: The run has no finished decomposition.
+    """
     run = Run.open(config.run)
-    names = [config.name] if config.name else decomposition_names(run.path)
+    names = [config.decomposition] if config.decomposition else decomposition_names(run.path)
     if not names:
         raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
     return [analyse_one(run, name, config) for name in names]
 
 
-def analyse_one(run: Run, name: str, config: AnalyseConfig, quiet: bool = False) -> Path:
-    """Analyse the decomposition `name`, unless that is done with the same options; `quiet` does not mention it."""
+def read_analysis(run: Run, name: str) -> Analysis:
+    """The analysis of a decomposition, as the user made it or else with the default options; made if need be.
+
+    Args:
+        run: The run.
+        name: Name of the decomposition.
+
+    Returns:
+        The analysis.
+    """
+    config = AnalyseConfig(str(run.path), name)
+    saved = _read(decomposition_folder(run.path, name))
+    if saved is not None:
+        config = dataclasses.replace(config, top=saved.top, unique=saved.unique)
+    return analyse_one(run, name, config, quiet=True)
+
+
+def analyse_one(run: Run, name: str, config: AnalyseConfig, quiet: bool = False) -> Analysis:
+    """Analyse a decomposition, unless that is done with the same options.
+
+    Args:
+        run: The run.
+        name: Name of the decomposition.
+        config: What makes a component tuned.
+        quiet: Do not mention an analysis that is up to date.
+
+    Returns:
+        The analysis.
+    """
     folder = decomposition_folder(run.path, name)
     inputs = _inputs(run, folder, config)
-    if is_current(folder, inputs):
+    saved = _read(folder)
+    if saved is not None and saved.inputs == inputs:
         if not quiet:
             print(f"{name}: the analysis in {folder / ANALYSIS} is up to date.")
-        return folder / ANALYSIS
-    decomposition = open_decomposition(run, name)
-    found = summarise(name, decomposition, read_examples(run), config)
-    report.write(folder / ANALYSIS, {"format": FORMAT, "npeff": __version__, "inputs": inputs, **found}, run.table)
-    print(report.in_words(found))
+        return saved
+    analysis = summarise(name, open_decomposition(run, name), read_examples(run), inputs)
+    report.write(folder / ANALYSIS, analysis, run.table)
+    print(report.in_words(analysis))
     print(f"  in {folder / ANALYSIS}")
-    return folder / ANALYSIS
+    return analysis
 
 
-def _inputs(run: Run, folder: Path, config: AnalyseConfig) -> dict[str, Any]:
+def _inputs(run: Run, folder: Path, config: AnalyseConfig) -> AnalysisInputs:
     """What an analysis depends on."""
-    options = {key: value for key, value in to_dict(config).items() if key not in ("run", "name")}
-    digest = read_object(folder / "config.json").get("sha256")
-    # the table's own hash: verifying a run may mend predictions that the fingerprint does not cover
-    return {"run": run.fingerprint, "examples": run.manifest["examples_sha256"], "tensors": digest, "options": options}
+    return AnalysisInputs(
+        run=run.fingerprint,
+        # the table's own hash: verifying a run may repair predictions that the fingerprint does not cover
+        examples=run.manifest["examples_sha256"],
+        tensors=read_object(folder / "config.json").get("sha256"),
+        options=AnalysisOptions(config.top, config.unique),
+    )
 
 
-def is_current(folder: Path, inputs: dict[str, Any]) -> bool:
-    """Whether the analysis in `folder` was made of these inputs by this version of the analysis, and is whole."""
+def _read(folder: Path) -> Analysis | None:
+    """The analysis of the decomposition in `folder`, if it is whole and in the layout of this version."""
     if not all((folder / ANALYSIS / name).is_file() for name in report.FILES):
-        return False
-    old = read_object(folder / ANALYSIS / report.JSON)
-    return old.get("format") == FORMAT and old.get("inputs") == inputs
+        return None
+    values = read_object(folder / ANALYSIS / report.JSON)  # a damaged one is the user's to know about
+    try:
+        return from_dict(Analysis, values) if values.get("format") == FORMAT else None
+    except UserError:  # of another version
+        return None
 
 
 def read_examples(run: Run) -> tunings.Examples:
@@ -82,62 +128,80 @@ def read_examples(run: Run) -> tunings.Examples:
     )
 
 
-def summarise(
-    name: str, decomposition: Decomposition, examples: tunings.Examples, config: AnalyseConfig
-) -> dict[str, Any]:
-    """Everything about one decomposition, as JSON values. `coefficients` [m, C] are held once, and a copy if signed."""
-    coefficients, orders = decomposition.coefficients, decomposition.orders
+def summarise(name: str, decomposition: Decomposition, examples: tunings.Examples, inputs: AnalysisInputs) -> Analysis:
+    """Everything about one decomposition. Its coefficients [m, C] are held once, and a copy if they have signs.
+
+    Args:
+        name: Name of the decomposition.
+        decomposition: The decomposition of m examples into C components.
+        examples: What is known about the m examples.
+        inputs: What the analysis is made of, with its options.
+
+    Returns:
+        The analysis.
+    """
+    orders, options = decomposition.orders, inputs.options
 
     def scores() -> Iterator[tuple[str, torch.Tensor]]:
         for order in orders:
             yield order, decomposition.scores(order)
 
-    components = tunings.find_tunings(scores(), examples, config.top, config.unique)
-    expected = tunings.expected_rates(examples, config.top, len(orders), config.unique)
-    energy, used = decomposition.energy, decomposition.used
-    related, correlations = matrix.strongest_correlations(coefficients, config.correlated)
-    rates = tunings.rates(components, expected)
-    usable = int(examples.usable.sum())
+    components = tunings.find_tunings(scores(), examples, options.top, options.unique)
+    expected = tunings.expected_rates(examples, options.top, len(orders), options.unique)
     eligible = sum(component.tuned["prediction"] is not None for component in components)
-    return {
-        "name": name,
-        "method": decomposition.config.method,
-        "orders": list(orders),
-        "examples": usable,
-        "components": len(components),
-        "eligible": eligible,
-        "left_out": len(components) - eligible,
-        "top": config.top,
-        "unique": config.unique,
-        "tunings": {kind: rate and {**vars(rate), "share": rate.share} for kind, rate in rates.items()},
-        "labels": _class_shares(examples.labels, examples.usable),
-        "predictions": _class_shares(examples.predictions, examples.usable),
-        "explained": _explained(decomposition, examples.usable),
-        "component": [
-            {
-                "number": component.number,
-                **{f"{kind}_tuned": flag for kind, flag in component.tuned.items()},
-                "prediction_purity": component.purity("prediction"),
-                "label_purity": component.purity("label"),
-                "used": int(used[component.number]),
-                "density": int(used[component.number]) / max(usable, 1),
-                "energy": float(energy[component.number]),
-                "correlated": related[component.number].tolist(),
-                "correlation": _rounded(correlations[component.number].tolist()),
-                "orderings": [
-                    _ordering(ordering, component.number, decomposition) for ordering in component.orderings
-                ],
-            }
-            for component in components
-        ],
-    }
+    return Analysis(
+        format=FORMAT,
+        npeff=__version__,
+        inputs=inputs,
+        name=name,
+        method=decomposition.config.method,
+        orders=list(orders),
+        examples=int(examples.usable.sum()),
+        components=len(components),
+        eligible=eligible,
+        left_out=len(components) - eligible,
+        top=options.top,
+        unique=options.unique,
+        tunings=tunings.rates(components, expected),
+        labels=_class_shares(examples.labels, examples.usable),
+        predictions=_class_shares(examples.predictions, examples.usable),
+        explained=_explained(decomposition, examples.usable),
+        component=_components(components, decomposition, int(examples.usable.sum())),
+    )
 
 
-def _ordering(ordering: tunings.Ordering, number: int, decomposition: Decomposition) -> dict[str, Any]:
-    values = {**vars(ordering), "scores": _rounded(ordering.scores), "quantiles": _rounded(ordering.quantiles)}
-    shares = decomposition.shares(decomposition.coefficients[ordering.top], number)
-    values["shares"] = None if shares is None else _rounded(shares.tolist())
-    return values
+def _components(
+    components: list[tunings.Component], decomposition: Decomposition, usable: int
+) -> list[ComponentAnalysis]:
+    """The entry of each component; `usable` is the number of usable examples."""
+    coefficients = decomposition.coefficients
+    energy, used = decomposition.energy, decomposition.used
+    related, correlations = matrix.strongest_correlations(coefficients, CORRELATED)
+    return [
+        ComponentAnalysis(
+            number=number,
+            prediction_tuned=component.tuned["prediction"],
+            label_tuned=component.tuned["label"],
+            lnp_tuned=component.tuned["lnp"],
+            prediction_purity=component.purity("prediction"),
+            label_purity=component.purity("label"),
+            used=int(used[number]),
+            density=int(used[number]) / max(usable, 1),
+            energy=float(energy[number]),
+            correlated=related[number].tolist(),
+            correlation=_rounded(correlations[number].tolist()),
+            orderings=[_ordering(ordering, number, decomposition) for ordering in component.orderings],
+        )
+        for number, component in enumerate(components)
+    ]
+
+
+def _ordering(ordering: Ordering, number: int, decomposition: Decomposition) -> Ordering:
+    """`ordering` as it is written: numbers rounded, with the component's shares in the top examples."""
+    exact = decomposition.shares(decomposition.coefficients[ordering.top], number)
+    shares = None if exact is None else _rounded(exact.tolist())
+    scores, quantiles = _rounded(ordering.scores), _rounded(ordering.quantiles)
+    return dataclasses.replace(ordering, scores=scores, quantiles=quantiles, shares=shares)
 
 
 def _class_shares(classes: tunings.Classes, usable: Array, most: int = 200) -> dict[str, float] | None:
@@ -147,7 +211,7 @@ def _class_shares(classes: tunings.Classes, usable: Array, most: int = 200) -> d
         return None
     counts = np.bincount(codes, minlength=len(classes.names))
     order = np.argsort(-counts, kind="stable")[:most]
-    return {classes.names[i]: counts[i] / len(codes) for i in order.tolist() if counts[i]}
+    return {classes.names[i]: float(counts[i] / len(codes)) for i in order.tolist() if counts[i]}
 
 
 def _explained(decomposition: Decomposition, usable: Array) -> float | None:

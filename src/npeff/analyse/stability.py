@@ -12,7 +12,6 @@ import torch
 
 from npeff.analyse import matching, stability_report
 from npeff.analyse.config import AnalyseConfig, StabilityConfig
-from npeff.analyse.report import JSON
 from npeff.analyse.run import analyse_one
 from npeff.collect.identity import changes
 from npeff.decompose.base import Decomposition
@@ -23,7 +22,6 @@ from npeff.store.layout import STABILITY
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json
 from npeff.utils.version import __version__
 
 SIMILARITIES = ("coefficients", "pseudo_fishers", "best")
@@ -81,7 +79,8 @@ def _open_other(run: Run, path: str) -> Run:
 def _fit(config: StabilityConfig, run: Run, components: int, seed: int) -> Decomposition:
     options = {"method": config.method, "components": components, "seed": seed, "device": config.device}
     name = _name(config, components, seed)
-    return decompose(DecomposeConfig(run=str(run.path), decomposition=name, **options))  # type: ignore[arg-type]
+    chosen = DecomposeConfig(run=str(run.path), decomposition=name, **options)  # type: ignore[arg-type]
+    return decompose(chosen, made_for="stability")
 
 
 def _name(config: StabilityConfig, components: int, seed: int) -> str:
@@ -132,20 +131,10 @@ def _level(config: StabilityConfig, run: Run, components: int) -> Level:
     seed = config.seeds[0]
     decomposition = _fit(config, run, components, seed)
     name = _name(config, components, seed)
-    folder = analyse_one(run, name, AnalyseConfig(str(run.path), name, config.top), quiet=True)
-    analysis = read_json(folder / JSON)
-    tops = [component["orderings"][0]["top"] for component in analysis["component"]]
+    analysis = analyse_one(run, name, AnalyseConfig(str(run.path), name, config.top), quiet=True)
+    tops = [component.orderings[0].top for component in analysis.component]
     texts = [run.table["text"][top[0]].as_py() if top else "" for top in tops]
-    return Level(decomposition.coefficients, tuned_predictions(analysis), texts)
-
-
-def tuned_predictions(analysis: dict[str, Any]) -> list[str | None]:
-    """The prediction that each component is tuned to, if it is, in its first ordering that is."""
-    found: list[str | None] = []
-    for component in analysis["component"]:
-        tuned = [ordering for ordering in component["orderings"] if ordering["prediction_tuned"]]
-        found.append(next(iter(tuned[0]["predictions"])) if tuned else None)
-    return found
+    return Level(decomposition.coefficients, analysis.tuned_predictions, texts)
 
 
 def _split_row(coarse: Level, fine: Level) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from npeff.analyse.report import as_literal, shorten
 from npeff.collect.identity import brief
 from npeff.utils.files import remove_partials, write_csv, write_json, write_text
 from npeff.utils.report import BLUE, RED, draw_figure, new_figure, plain_axes, remove_figure, write_figure
+from npeff.utils.report import _markdown as as_literal
 from npeff.utils.tables import write_tables
+from npeff.utils.text import shorten
 
 _TALLEST = 60.0
 """Inches of the longest tree."""

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from npeff.analyse.ranking import columns, distinct, quantiles, top_examples
+from npeff.analyse.records import KINDS, Kind, Ordering, Rate
 from npeff.utils.types import Array
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 """Of a component's scores above zero."""
-KINDS = ("prediction", "label", "lnp")
 UNKNOWN = -1
 
 
@@ -49,30 +49,6 @@ class Examples:
     """bool [m]: false where the example was set aside."""
 
 
-@dataclass(frozen=True)
-class Ordering:
-    """A component's examples under one way of ranking them."""
-
-    order: str
-    active: int
-    """Examples that score above zero; distinct texts if those were asked for."""
-    top: list[int]
-    """The best examples, best first."""
-    scores: list[float]
-    quantiles: list[float]
-    """`QUANTILES` of the scores above zero."""
-    predictions: dict[str, int]
-    """How often each prediction occurs in the top."""
-    labels: dict[str, int]
-    prediction_purity: float | None
-    """Share of the most frequent prediction in the top."""
-    label_purity: float | None
-    prediction_tuned: bool | None
-    """None if the component has too few active examples."""
-    label_tuned: bool | None
-    """None in this case too, and without labels."""
-
-
 @dataclass
 class Component:
     """One component; `tuned` is what it counts as over all its orderings."""
@@ -81,7 +57,7 @@ class Component:
     orderings: list[Ordering] = field(default_factory=list)
 
     @property
-    def tuned(self) -> dict[str, bool | None]:
+    def tuned(self) -> dict[Kind, bool | None]:
         """For each of KINDS: yes, no, or None where it cannot be said.
 
         Tuned is what is tuned in any ordering; LnP is label-tuned in any and prediction-tuned in none.
@@ -171,7 +147,7 @@ def chance_of_agreement(counts: Iterable[int], total: int, top: int) -> Fraction
     return Fraction(sum(math.comb(count, top) for count in counts if count >= top), math.comb(total, top))
 
 
-def expected_rates(examples: Examples, top: int, orderings: int = 1, unique: bool = False) -> dict[str, float | None]:
+def expected_rates(examples: Examples, top: int, orderings: int = 1, unique: bool = False) -> dict[Kind, float | None]:
     """Share of components that would be tuned if a top were drawn at random from the examples.
 
     Exact for one ordering; for several an upper bound, the sum over them. LnP is "labels agree" less "labels and
@@ -186,7 +162,7 @@ def expected_rates(examples: Examples, top: int, orderings: int = 1, unique: boo
     prediction = chance_of_agreement(Counter(predictions.tolist()).values(), len(pool), top)
     label = chance_of_agreement(Counter(labels[known].tolist()).values(), len(pool), top)
     lnp = label - chance_of_agreement(both.values(), len(pool), top)
-    rates = {"prediction": prediction, "label": label, "lnp": lnp}
+    rates: dict[Kind, Fraction] = {"prediction": prediction, "label": label, "lnp": lnp}
     absent = () if examples.labels.known else ("label", "lnp")
     return {kind: None if kind in absent else min(1.0, float(orderings * rate)) for kind, rate in rates.items()}
 
@@ -203,28 +179,21 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
     return (0.0 if successes == 0 else max(0.0, low)), (1.0 if successes == trials else min(1.0, high))
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Share of tuned components among those with enough examples."""
+def rates(components: Sequence[Component], expected: Mapping[Kind, float | None]) -> dict[Kind, Rate | None]:
+    """How many components are tuned in each way, beside what chance would give; None where labels are missing.
 
-    tuned: int
-    of: int
-    low: float
-    high: float
-    """95% interval over components."""
-    expected: float
-    """The same share if tops were drawn at random."""
+    Args:
+        components: The components of a decomposition.
+        expected: What `expected_rates` gives.
 
-    @property
-    def share(self) -> float | None:
-        return self.tuned / self.of if self.of else None
-
-
-def rates(components: Sequence[Component], expected: Mapping[str, float | None]) -> dict[str, Rate | None]:
-    """For each of KINDS how many components are tuned; None where labels are missing."""
-    found: dict[str, Rate | None] = {}
+    Returns:
+        The rate of each of KINDS.
+    """
+    by_kind: dict[Kind, Rate | None] = {}
     for kind in KINDS:
         chance = expected[kind]
         known = [flag for component in components if (flag := component.tuned[kind]) is not None]
-        found[kind] = None if chance is None else Rate(sum(known), len(known), *wilson(sum(known), len(known)), chance)
-    return found
+        tuned, of = sum(known), len(known)
+        share = tuned / of if of else None
+        by_kind[kind] = None if chance is None else Rate(tuned, of, *wilson(tuned, of), chance, share)
+    return by_kind

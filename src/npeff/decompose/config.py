@@ -12,6 +12,15 @@ from npeff.utils.errors import UserError
 
 Method = Literal["npeff", "gnpeff", "clusters", "sae", "svd-gradients", "svd-activations"]
 METHODS: tuple[Method, ...] = get_args(Method)
+METHOD_TITLES: dict[Method, str] = {
+    "npeff": "NPEFF",
+    "gnpeff": "G-NPEFF",
+    "clusters": "GC",
+    "sae": "SAE",
+    "svd-gradients": "SVD-G",
+    "svd-activations": "SVD-A",
+}
+"""What the paper calls the methods."""
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,10 @@ import torch
 from tqdm import tqdm
 
 from npeff.analyse import matrix
-from npeff.analyse.config import AnalyseConfig
 from npeff.analyse.ranking import columns
+from npeff.analyse.records import Analysis
 from npeff.analyse.relations import Relations, brief
-from npeff.analyse.run import analyse_one, read_examples
-from npeff.analyse.stability import tuned_predictions
+from npeff.analyse.run import read_analysis, read_examples
 from npeff.analyse.tunings import Examples
 from npeff.decompose.config import METHODS
 from npeff.decompose.run import open_decomposition
@@ -42,6 +41,7 @@ from npeff.explore.config import ExportConfig
 from npeff.explore.themes import Annotations
 from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
+from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, sha256, whole_directory, whole_file, write_json
 from npeff.utils.text import cut, rounded, short
@@ -69,8 +69,8 @@ def export_site(run: Run, out: Path) -> Path:
     names = decomposition_names(run.path)
     if not names:
         raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
-    analyses = {name: _analysis(run, name) for name in names}
-    names.sort(key=lambda name: METHODS.index(analyses[name]["method"]))  # NPEFF is what people come for
+    analyses = {name: read_analysis(run, name) for name in names}
+    names.sort(key=lambda name: METHODS.index(analyses[name].method))  # NPEFF is what people come for
     inputs = _inputs(run, names)
     if (out / MARKER).is_file() and read_json(out / MARKER).get("inputs") == inputs:
         _write_labels(out, run, names)
@@ -92,19 +92,10 @@ def export_site(run: Run, out: Path) -> Path:
     return out / "index.html"
 
 
-def _analysis(run: Run, name: str) -> dict[str, Any]:
-    """The analysis of a decomposition, as the user made it or else with the default options."""
-    file = decomposition_folder(run.path, name) / ANALYSIS / "analysis.json"
-    options = read_json(file).get("inputs", {}).get("options", {}) if file.is_file() else {}
-    analyse_one(run, name, AnalyseConfig(str(run.path), name, **options), quiet=True)
-    found: dict[str, Any] = read_json(file)
-    return found
-
-
-def _relations(run: Run, analyses: list[dict[str, Any]]) -> Relations:
+def _relations(run: Run, analyses: list[Analysis]) -> Relations:
     texts = run.table["text"].to_pylist()
-    briefs = [[brief(row, texts) for row in analysis["component"]] for analysis in analyses]
-    return Relations.of(run, [analysis["name"] for analysis in analyses], briefs)
+    briefs = [[brief(row, texts) for row in analysis.component] for analysis in analyses]
+    return Relations.of(run, [analysis.name for analysis in analyses], briefs)
 
 
 def _inputs(run: Run, names: list[str]) -> dict[str, Any]:
@@ -151,7 +142,7 @@ def _write_labels(folder: Path, run: Run, names: list[str]) -> None:
                 temporary.write_text(text, encoding="ascii")
 
 
-def _write_run(folder: Path, run: Run, analyses: list[dict[str, Any]], relations: Relations) -> None:
+def _write_run(folder: Path, run: Run, analyses: list[Analysis], relations: Relations) -> None:
     manifest, table = run.manifest, run.table
     config = manifest["config"]
     task = manifest["task"]
@@ -172,17 +163,18 @@ def _write_run(folder: Path, run: Run, analyses: list[dict[str, Any]], relations
     kept = ("name", "method", "components", "eligible", "left_out", "top", "unique", "tunings", "explained", "orders")
     decompositions = []
     for analysis, member in zip(analyses, relations.members, strict=True):
-        where = decomposition_folder(run.path, analysis["name"])
+        where = decomposition_folder(run.path, analysis.name)
         diagnostics = read_json(where / "diagnostics.json") if (where / "diagnostics.json").is_file() else {}
+        head = to_dict(dataclasses.replace(analysis, component=[]))
         decompositions.append(
             {
-                **{key: analysis[key] for key in kept},
+                **{key: value for key, value in head.items() if key in kept},
                 "seed": member.seed,
                 "losses": _losses(where / "history.csv"),
                 "verdict": diagnostics.get("verdict"),
             }
         )
-    pairs = relations.lines([tuned_predictions(analysis) for analysis in analyses])
+    pairs = relations.lines([analysis.tuned_predictions for analysis in analyses])
     about = {"facts": facts, "examples": len(table), "block": BLOCK, "decompositions": decompositions}
     _write(folder, "run", {**about, "pairs": pairs, "chains": relations.chains})
 
@@ -217,23 +209,23 @@ def _write_examples(folder: Path, run: Run) -> None:
 
 
 def _write_decomposition(
-    folder: Path, number: int, run: Run, name: str, analysis: dict[str, Any], relations: Relations
+    folder: Path, number: int, run: Run, name: str, analysis: Analysis, relations: Relations
 ) -> None:
     decomposition, examples = open_decomposition(run, name), read_examples(run)
     texts = run.table["text"].to_pylist()
     places = matrix.embed(decomposition.coefficients)
     perturbations = evidence.read_perturbations(run, name, decomposition)
     table = {**pages.table_of_components(analysis, texts), **pages.map_of(places)}
-    table |= evidence.overview(perturbations, analysis["components"])
+    table |= evidence.overview(perturbations, analysis.components)
     _write(folder, f"{number}/components", {**table, "stability": relations.stability(number)})
     shown = _Shown(run, texts, examples)
     orders: dict[str, Iterator[Array]] = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
-    for row in tqdm(analysis["component"], desc=f"Page of {name}", unit="component"):
+    for row in tqdm(analysis.component, desc=f"Page of {name}", unit="component"):
         scores = {order: next(column) for order, column in orders.items()}
-        page, wanted = pages.component_page(row, scores, decomposition, examples, analysis["top"])
-        page["relations"] = relations.of_component(number, row["number"])
-        page["perturbations"] = evidence.of_component(perturbations, row["number"])
-        _write(folder, f"{number}/component/{row['number']}", {**page, "shown": shown.rows(wanted)})
+        page, wanted = pages.component_page(row, scores, decomposition, examples, analysis.top)
+        page["relations"] = relations.of_component(number, row.number)
+        page["perturbations"] = evidence.of_component(perturbations, row.number)
+        _write(folder, f"{number}/component/{row.number}", {**page, "shown": shown.rows(wanted)})
     for block, start in enumerate(range(0, len(texts), BLOCK)):
         coefficients = decomposition.coefficients[start : start + BLOCK]
         residuals = decomposition.residuals[start : start + BLOCK]

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from npeff.analyse.ranking import bands, top_examples
-from npeff.analyse.tunings import KINDS, Classes, Examples
+from npeff.analyse.records import KINDS, Analysis, ComponentAnalysis
+from npeff.analyse.tunings import Classes, Examples
 from npeff.decompose.base import Decomposition
 from npeff.utils.text import cut, rounded, short
 from npeff.utils.types import Array
@@ -28,18 +29,20 @@ LONGEST = 1200
 _CLASSES = 8
 
 
-def table_of_components(analysis: dict[str, Any], texts: Sequence[str]) -> dict[str, list[Any]]:
+def table_of_components(analysis: Analysis, texts: Sequence[str]) -> dict[str, list[Any]]:
     """Columns of the overview table."""
-    rows = analysis["component"]
-    firsts = [row["orderings"][0] for row in rows]
+    rows = analysis.component
+    firsts = [row.orderings[0] for row in rows]
     return {
-        **{kind: [row[f"{kind}_tuned"] for row in rows] for kind in KINDS},
-        **{name: [short(row[name]) for row in rows] for name in ("energy", "density")},
-        **{name: [short(row[name]) for row in rows] for name in ("prediction_purity", "label_purity")},
-        "active": [max(ordering["active"] for ordering in row["orderings"]) for row in rows],
-        "labels": [_most_frequent(first["labels"]) for first in firsts],
-        "predictions": [_most_frequent(first["predictions"]) for first in firsts],
-        "first": [cut(texts[first["top"][0]], PREVIEW) if first["top"] else "" for first in firsts],
+        **{kind: [row.tuned(kind) for row in rows] for kind in KINDS},
+        "energy": [short(row.energy) for row in rows],
+        "density": [short(row.density) for row in rows],
+        "prediction_purity": [short(row.prediction_purity) for row in rows],
+        "label_purity": [short(row.label_purity) for row in rows],
+        "active": [max(ordering.active for ordering in row.orderings) for row in rows],
+        "labels": [_most_frequent(first.labels) for first in firsts],
+        "predictions": [_most_frequent(first.predictions) for first in firsts],
+        "first": [cut(texts[first.top[0]], PREVIEW) if first.top else "" for first in firsts],
     }
 
 
@@ -53,7 +56,7 @@ def _most_frequent(counts: dict[str, int], shown: int = 3) -> list[list[Any]]:
 
 
 def component_page(
-    row: dict[str, Any],
+    row: ComponentAnalysis,
     scores: dict[str, Array],
     decomposition: Decomposition,
     examples: Examples,
@@ -63,7 +66,7 @@ def component_page(
 
     `row` is the component's entry in the analysis, `scores` its column [m] for each ordering.
     """
-    number = row["number"]
+    number = row.number
     orderings, shown = [], set()
     for order, column in scores.items():
         column = np.where(examples.usable, column, 0)
@@ -91,11 +94,15 @@ def component_page(
             }
         )
     page = {
-        **{f"{kind}_tuned": row[f"{kind}_tuned"] for kind in KINDS},
-        **{name: row[name] for name in ("number", "energy", "density", "prediction_purity", "label_purity")},
-        "quantiles": row["orderings"][0]["quantiles"],
-        "correlated": row["correlated"],
-        "correlation": row["correlation"],
+        **{f"{kind}_tuned": row.tuned(kind) for kind in KINDS},
+        "number": number,
+        "energy": row.energy,
+        "density": row.density,
+        "prediction_purity": row.prediction_purity,
+        "label_purity": row.label_purity,
+        "quantiles": row.orderings[0].quantiles,
+        "correlated": row.correlated,
+        "correlation": row.correlation,
         "histogram": histogram(decomposition.coefficients[:, number].numpy()[examples.usable]),
         "orderings": orderings,
     }

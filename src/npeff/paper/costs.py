@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from npeff.analyse.compare import NAMES
 from npeff.collect.estimate import estimate, peak_memory
 from npeff.collect.session import load_prompts, prepare
-from npeff.decompose.config import DecomposeConfig, FitConfig
+from npeff.decompose.config import METHOD_TITLES, DecomposeConfig, FitConfig
 from npeff.decompose.run import fit
 from npeff.decompose.sae import steps_per_entry
 from npeff.paper.found import Findings, Value
@@ -37,14 +36,13 @@ def early_stopping(shop: Workshop, bench: Bench, step: Step) -> Findings:
     """Steps of both stages, summed loss, time and tunings of the paper's solver with early stopping."""
     config = shop.fit_config(bench)
     found = _timed(shop, bench, config)
-    rates = shop.analysis(bench, name=f"{TIMED}{config.decomposition}")["tunings"]
+    rates = shop.analysis(bench, name=f"{TIMED}{config.decomposition}").tunings
     yield Value({"measure": "H-only Steps"}, found["frozen_steps"])
     yield Value({"measure": "Joint Steps"}, found["joint_steps"])
     yield Value({"measure": "Loss"}, found["loss"] * found["examples"])
     yield Value({"measure": "Time (s)"}, found["solver_seconds"])
-    for measure, kind in (("Pred", "prediction"), ("LnP", "lnp")):
-        share = (rates[kind] or {}).get("share")
-        yield Value({"measure": measure}, None if share is None else 100 * share)
+    for measure, rate in (("Pred", rates["prediction"]), ("LnP", rates["lnp"])):
+        yield Value({"measure": measure}, None if rate is None or rate.share is None else 100 * rate.share)
 
 
 def decomposition_cost(shop: Workshop, bench: Bench, step: Step) -> Findings:
@@ -60,7 +58,7 @@ def decomposition_cost(shop: Workshop, bench: Bench, step: Step) -> Findings:
         }
         for measure in step.options["measures"]:
             if measured[measure] is not None:
-                yield Value({"method": NAMES[method], "measure": measure}, measured[measure])
+                yield Value({"method": METHOD_TITLES[method], "measure": measure}, measured[measure])
 
 
 def collection_time(shop: Workshop, bench: Bench, step: Step) -> Findings:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from npeff.analyse.compare import NAMES
 from npeff.collect.session import prepare_run
 from npeff.decompose.base import Decomposition
+from npeff.decompose.config import METHOD_TITLES
 from npeff.decompose.run import open_decomposition
 from npeff.paper import icl_report as report
 from npeff.paper.config import IclConfig
@@ -107,7 +107,7 @@ def _table(
             {
                 "name": name,
                 "method": method,
-                "title": NAMES[method] if methods.count(method) == 1 else name,
+                "title": METHOD_TITLES[method] if methods.count(method) == 1 else name,
                 "components": len(decomposition.components),
                 "tuned": votes.tuned,
                 "left_out": votes.left_out,
@@ -117,7 +117,7 @@ def _table(
                 "similarity_k": float((votes.predictions == behind)[counted].mean()),
             }
         )
-    order = {method: number for number, method in enumerate(NAMES)}
+    order = {method: number for number, method in enumerate(METHOD_TITLES)}
     return {
         "examples": int(counted.sum()),
         "accuracy_0": accuracy(before),

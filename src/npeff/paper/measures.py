@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from npeff.analyse import ranking
-from npeff.analyse.compare import NAMES
 from npeff.analyse.sweep import held_out_tunings
 from npeff.collect.session import collect_texts
+from npeff.decompose.config import METHOD_TITLES
 from npeff.paper import costs, similarity
 from npeff.paper.config import IclConfig
 from npeff.paper.found import Findings, Listing, Missing, Value
@@ -28,12 +28,11 @@ SHOTS, SETS, SCORED = 6, 50, 1024
 def tunings(shop: Workshop, bench: Bench, step: Step) -> Findings:
     """Percentages of prediction- and LnP-tuned components of each method."""
     for method in step.methods:
-        rates = shop.analysis(bench, method)["tunings"]
-        for measure, kind in (("Pred", "prediction"), ("LnP", "lnp")):
-            rate = rates[kind]
+        rates = shop.analysis(bench, method).tunings
+        for measure, rate in (("Pred", rates["prediction"]), ("LnP", rates["lnp"])):
             if rate is not None:
-                value = None if rate["share"] is None else 100 * rate["share"]
-                yield Value({"method": NAMES[method], "measure": measure}, value)
+                value = None if rate.share is None else 100 * rate.share
+                yield Value({"method": METHOD_TITLES[method], "measure": measure}, value)
 
 
 def perturbations(shop: Workshop, bench: Bench, step: Step) -> Findings:
@@ -63,10 +62,10 @@ def perturbations(shop: Workshop, bench: Bench, step: Step) -> Findings:
         try:
             found = perturb(config)
         except UserError as error:  # a method may have no component with enough examples; the others go on
-            yield Missing(f"{bench.here.task}, {NAMES[method]}: perturbations", str(error))
+            yield Missing(f"{bench.here.task}, {METHOD_TITLES[method]}: perturbations", str(error))
             continue
-        yield Value({"method": NAMES[method], "measure": "KL"}, found["kl_ratio"])
-        yield Value({"method": NAMES[method], "measure": "Norm"}, found["norm_ratio"])
+        yield Value({"method": METHOD_TITLES[method], "measure": "KL"}, found["kl_ratio"])
+        yield Value({"method": METHOD_TITLES[method], "measure": "Norm"}, found["norm_ratio"])
 
 
 def in_context(shop: Workshop, bench: Bench, step: Step) -> Findings:
@@ -91,7 +90,7 @@ def in_context(shop: Workshop, bench: Bench, step: Step) -> Findings:
             ("Similarity 0-Shot", "similarity_0"),
             ("Similarity ICL", "similarity_k"),
         ):
-            yield Value({"method": NAMES[row["method"]], "measure": measure}, 100 * row[key])
+            yield Value({"method": METHOD_TITLES[row["method"]], "measure": measure}, 100 * row[key])
     for measure, key in (("0-Shot", "accuracy_0"), ("ICL", "accuracy_k")):
         yield Value({"method": measure, "measure": "Accuracy"}, 100 * found[key])
 
@@ -108,10 +107,10 @@ def held_out(shop: Workshop, bench: Bench, step: Step) -> Findings:
 def top_examples(shop: Workshop, bench: Bench, step: Step) -> Findings:
     """Top examples of the components with most energy: to look at, there is nothing to count."""
     shown, texts = int(step.options.get("examples", 5)), bench.run.table["text"]
-    components = sorted(shop.analysis(bench)["component"], key=lambda component: -component["energy"])
+    components = sorted(shop.analysis(bench).component, key=lambda component: -component.energy)
     for component in components[: int(step.options.get("components", 10))]:
-        top = component["orderings"][0]["top"][:shown]
-        yield Listing(f"{bench.here.task}, component {component['number']}", tuple(texts[i].as_py() for i in top))
+        top = component.orderings[0].top[:shown]
+        yield Listing(f"{bench.here.task}, component {component.number}", tuple(texts[i].as_py() for i in top))
 
 
 def nearest_component(shop: Workshop, bench: Bench, step: Step) -> Findings:

@@ -15,7 +15,7 @@ from npeff.decompose.config import Method
 from npeff.utils.configs import from_dict, replace
 from npeff.utils.errors import UserError
 
-Number = float | None
+Number = int | float | None
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from npeff.analyse.config import AnalyseConfig
-from npeff.analyse.report import JSON
+from npeff.analyse.records import Analysis
 from npeff.analyse.run import analyse_one
 from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.run import collect
@@ -23,7 +22,6 @@ from npeff.paper.scaling import Scale
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json
 
 TOP = 16
 DATA_SEED = 0
@@ -124,12 +122,10 @@ class Workshop:
         """The decomposition of a run; made, continued or only loaded."""
         return decompose(self.fit_config(bench, method))
 
-    def analysis(self, bench: Bench, method: Method = "npeff", name: str | None = None) -> dict[str, Any]:
+    def analysis(self, bench: Bench, method: Method = "npeff", name: str | None = None) -> Analysis:
         """The analysis of a method's decomposition, both made if need be; or of the one that has this name."""
         if name is None:
             config = self.fit_config(bench, method)
             decompose(config)
             name = str(config.decomposition)
-        folder = analyse_one(bench.run, name, AnalyseConfig(str(bench.run.path), name, TOP), quiet=True)
-        found: dict[str, Any] = read_json(folder / JSON)
-        return found
+        return analyse_one(bench.run, name, AnalyseConfig(str(bench.run.path), name, TOP), quiet=True)

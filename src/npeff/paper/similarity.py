@@ -12,7 +12,7 @@ import torch
 from npeff.analyse import matching
 from npeff.analyse.config import SpectraConfig
 from npeff.analyse.spectra import spectra
-from npeff.analyse.stability import compare_seeds, tuned_predictions
+from npeff.analyse.stability import compare_seeds
 from npeff.collect.directions import reduce_rank
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import FitConfig, PaperConfig
@@ -71,7 +71,7 @@ def splits(shop: Workshop, bench: Bench, step: Step) -> Findings:
         pair = [_with(shop, bench, count) for count in (coarse, fine)]
         first, second = (shop.fit(one) for one in pair)
         parent = matching.parents(matching.coefficient_similarity(first.coefficients, second.coefficients))
-        kept, of = matching.preserved(parent, *(tuned_predictions(shop.analysis(one)) for one in pair))
+        kept, of = matching.preserved(parent, *(shop.analysis(one).tuned_predictions for one in pair))
         if of:
             shares.append(100 * kept / of)
         here = " → ".join(str(one.here.components) for one in pair)

@@ -9,16 +9,15 @@ from typing import Any
 
 import yaml
 
-from npeff.analyse.config import AnalyseConfig
-from npeff.analyse.report import JSON, chance_in_words
-from npeff.analyse.run import analyse_one
-from npeff.analyse.telling import telling
-from npeff.analyse.tunings import KINDS
+from npeff.analyse.highlights import highlights
+from npeff.analyse.records import KINDS, Analysis, Rate
+from npeff.analyse.run import read_analysis
 from npeff.decompose.config import METHODS
 from npeff.explore.themes import Annotations
-from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
+from npeff.store.layout import decomposition_names
 from npeff.store.run import Run
 from npeff.utils.files import read_json
+from npeff.utils.text import percent
 
 SHOWN_COMPONENTS = 8
 SHOWN_EXAMPLES = 4
@@ -114,46 +113,41 @@ def _facts(run: Run, rows: bool) -> list[list[str]]:
     ]
 
 
-def _analyses(run: Run) -> Iterator[dict[str, Any]]:
+def _analyses(run: Run) -> Iterator[Analysis]:
     """Analyses of all decompositions, NPEFF first; what is not analysed yet is."""
-    names = decomposition_names(run.path)
-    for name in names:
-        if not (decomposition_folder(run.path, name) / ANALYSIS / JSON).is_file():
-            analyse_one(run, name, AnalyseConfig(str(run.path), name))
-    found = [read_json(decomposition_folder(run.path, name) / ANALYSIS / JSON) for name in names]
-    yield from sorted(found, key=lambda analysis: METHODS.index(analysis["method"]))
+    analyses = [read_analysis(run, name) for name in decomposition_names(run.path)]
+    yield from sorted(analyses, key=lambda analysis: METHODS.index(analysis.method))
 
 
 _COLUMNS = ["name", "method", "components", "explained", "prediction-tuned", "label-tuned", "LnP-tuned"]
 
 
-def _row(analysis: dict[str, Any]) -> list[str]:
-    explained = analysis["explained"]
+def _row(analysis: Analysis) -> list[str]:
     return [
-        as_text(analysis["name"]),
-        analysis["method"],
-        str(analysis["components"]),
-        "" if explained is None else f"{explained:.1%}",
-        *(_rate(analysis["tunings"][kind]) for kind in KINDS),
+        as_text(analysis.name),
+        analysis.method,
+        str(analysis.components),
+        "" if analysis.explained is None else f"{analysis.explained:.1%}",
+        *(_rate(analysis.tunings[kind]) for kind in KINDS),
     ]
 
 
-def _rate(rate: dict[str, Any] | None) -> str:
-    if rate is None or rate["share"] is None:
+def _rate(rate: Rate | None) -> str:
+    if rate is None or rate.share is None:
         return "not known"
-    return f"{rate['share']:.1%} ({chance_in_words(rate)})"
+    return f"{rate.share:.1%} ({percent(rate.expected)})"
 
 
-def _components(run: Run, analysis: dict[str, Any]) -> str:
+def _components(run: Run, analysis: Analysis) -> str:
     """The components to look at first, with labels that people or judges gave and a few top examples."""
-    labels = Annotations(run, analysis["name"]).current()
+    labels = Annotations(run, analysis.name).current()
     texts, predictions = run.table["text"], run.table["prediction_text"]
     # what somebody has found a name for comes first
-    labelled = [component for component in analysis["component"] if component["number"] in labels]
-    others = [component for component in telling(analysis["component"]) if component["number"] not in labels]
-    lines = [f"## Some components of {as_text(analysis['name'])}"]
+    labelled = [component for component in analysis.component if component.number in labels]
+    others = [component for component in highlights(analysis.component) if component.number not in labels]
+    lines = [f"## Some components of {as_text(analysis.name)}"]
     for component in (labelled + others)[:SHOWN_COMPONENTS]:
-        number, first = component["number"], component["orderings"][0]
+        number, first = component.number, component.orderings[0]
         label = labels[number].label if number in labels else ""
         heading = f"### {number}" + (f": {as_text(label)}" if label else "")
         if label and labels[number].source != "person":
@@ -161,7 +155,7 @@ def _components(run: Run, analysis: dict[str, Any]) -> str:
         lines += ["", heading, ""]
         lines += [
             f"- {as_text(texts[example].as_py())} → {as_text(predictions[example].as_py(), 40)}"
-            for example in first["top"][:SHOWN_EXAMPLES]
+            for example in first.top[:SHOWN_EXAMPLES]
         ]
     return "\n".join(lines)
 

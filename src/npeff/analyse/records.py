@@ -1,0 +1,169 @@
+"""What an analysis holds: the records behind analysis.json, and what other rooms read of it.
+
+C is the number of components. All of it is plain JSON values; nothing here needs an array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from npeff.decompose.config import Method
+
+Kind = Literal["prediction", "label", "lnp"]
+"""Ways of being tuned: to a prediction, to a label, to a label but not to a prediction ("LnP")."""
+KINDS: tuple[Kind, ...] = ("prediction", "label", "lnp")
+TITLES: dict[Kind, str] = {"prediction": "prediction-tuned", "label": "label-tuned", "lnp": "LnP-tuned"}
+"""How tables and messages call the ways of being tuned."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How many components are tuned, among those with enough examples to tell."""
+
+    tuned: int
+    """Components that are."""
+    of: int
+    """Components of which it is known."""
+    low: float
+    """Lower end of the 95% interval of the share, over components."""
+    high: float
+    """Upper end of it."""
+    expected: float
+    """The share if top examples were drawn at random."""
+    share: float | None
+    """`tuned` / `of`; None if it is known of no component."""
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """A component's examples under one way of ranking them."""
+
+    order: str
+    """Ranked by positive, negative or absolute coefficients."""
+    active: int
+    """Examples that score above zero; distinct texts if those were asked for."""
+    top: list[int]
+    """Numbers of the top examples, best first."""
+    scores: list[float]
+    """Their scores."""
+    quantiles: list[float]
+    """`tunings.QUANTILES` of the scores above zero."""
+    predictions: dict[str, int]
+    """How often each prediction occurs in the top, most frequent first."""
+    labels: dict[str, int]
+    """How often each label does; empty without labels."""
+    prediction_purity: float | None
+    """Share of the most frequent prediction in the top."""
+    label_purity: float | None
+    """Share of the most frequent label; None without labels."""
+    prediction_tuned: bool | None
+    """Whether the top has one prediction; None if there are too few active examples."""
+    label_tuned: bool | None
+    """Whether the top has one label; None in this case too, and without labels."""
+    shares: list[float] | None = None
+    """How much of each top example the component explains; None for methods that do not add up components."""
+
+
+@dataclass(frozen=True)
+class ComponentAnalysis:
+    """One component of a decomposition."""
+
+    number: int
+    """Which component it is."""
+    prediction_tuned: bool | None
+    """Whether the top of any ordering has one prediction; None if all have too few active examples."""
+    label_tuned: bool | None
+    """Whether the top of any ordering has one label; None in this case too, and without labels."""
+    lnp_tuned: bool | None
+    """Label-tuned and not prediction-tuned; None where one of these is not known."""
+    prediction_purity: float | None
+    """Highest purity over the orderings."""
+    label_purity: float | None
+    """Highest purity over the orderings."""
+    used: int
+    """Examples in which its coefficient is not zero."""
+    density: float
+    """`used` as a share of the usable examples."""
+    energy: float
+    """Its share in the squared coefficients of all components."""
+    correlated: list[int]
+    """Components with the most correlated coefficients, strongest first."""
+    correlation: list[float]
+    """Their Pearson correlations with it."""
+    orderings: list[Ordering]
+    """Its examples under each way of ranking them; methods without signs have one."""
+
+    def tuned(self, kind: Kind) -> bool | None:
+        """Whether it is tuned in this way; None where that is not known."""
+        return {"prediction": self.prediction_tuned, "label": self.label_tuned, "lnp": self.lnp_tuned}[kind]
+
+
+@dataclass(frozen=True)
+class AnalysisOptions:
+    """Options that an analysis depends on."""
+
+    removed: ClassVar[dict[str, str]] = {"correlated": "the number of correlated components is fixed."}
+
+    top: int
+    """Top examples that must agree."""
+    unique: bool
+    """Whether only distinct texts count."""
+
+
+@dataclass(frozen=True)
+class AnalysisInputs:
+    """What an analysis was made of."""
+
+    run: str
+    """Fingerprint of the run."""
+    examples: str
+    """SHA-256 of the table of examples."""
+    tensors: str | None
+    """SHA-256 of the decomposition's tensors."""
+    options: AnalysisOptions
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What the components of a decomposition are tuned to (analysis.json)."""
+
+    format: int
+    """Version of this layout."""
+    npeff: str
+    """Version that wrote it."""
+    inputs: AnalysisInputs
+    name: str
+    """Name of the decomposition."""
+    method: Method
+    """Method of the decomposition."""
+    orders: list[str]
+    """Ways of ranking the examples of a component."""
+    examples: int
+    """Usable examples."""
+    components: int
+    """Number of components C."""
+    eligible: int
+    """Components with `top` active examples or more."""
+    left_out: int
+    """Components with fewer."""
+    top: int
+    """Top examples that must agree for a component to be tuned."""
+    unique: bool
+    """Whether only distinct texts count."""
+    tunings: dict[Kind, Rate | None]
+    """How many components are tuned, in each way; None without labels."""
+    labels: dict[str, float] | None
+    """Share of each label among the usable examples, largest first; None without labels."""
+    predictions: dict[str, float] | None
+    """Share of each prediction among the usable examples, largest first."""
+    explained: float | None
+    """Share of an example that the components explain (1 less its residual), mean over usable examples."""
+    component: list[ComponentAnalysis]
+    """Every component, [C]."""
+
+    @property
+    def tuned_predictions(self) -> list[str | None]:
+        """The prediction that each component is tuned to, if it is, in its first ordering that is; [C]."""
+        tuned = ([o for o in component.orderings if o.prediction_tuned] for component in self.component)
+        return [next(iter(orderings[0].predictions)) if orderings else None for orderings in tuned]
