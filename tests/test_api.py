@@ -97,6 +97,31 @@ def test_top_examples_are_those_with_the_largest_coefficients(run):
     assert default == npeff.top_examples(run, 0, "svd")
 
 
+def test_tables_of_components_and_examples(run):
+    fitted = npeff.open_decomposition(run, "npeff")
+    components = npeff.list_components(run, "npeff", count=3)
+    assert [component.number for component in components] == [0, 1, 2]
+    assert [component.energy for component in components] == pytest.approx(fitted.energy.tolist(), rel=1e-5)
+    for component in components:
+        top = npeff.top_examples(run, component.number, "npeff", count=3)
+        assert component.top == [example.text for example in top]
+        assert component.shares == pytest.approx([example.share for example in top], rel=1e-4)
+        assert component.theme is None
+    examples = npeff.list_examples(run, "npeff")
+    assert [example.number for example in examples] == list(range(len(run.table)))
+    gram = (fitted.components.double() @ fitted.components.double().T).square()
+    for example in examples:  # the definition of a share, by hand
+        w = fitted.coefficients[example.number].double()
+        shares = w * (gram @ w)
+        assert example.component == int(shares.argmax())
+        assert example.share == pytest.approx(float(shares.max()), rel=1e-4)
+        assert float(shares.sum()) == pytest.approx(1 - float(fitted.residuals[example.number]), abs=1e-3)
+    table = components.to_pandas()
+    assert table.loc[1, "top"] == components[1].top
+    assert examples.to_pandas().loc[4, "probability"] == examples[4].probability
+    assert len(npeff.top_examples(run, 0, "npeff", count=2).to_pandas()) == 2
+
+
 def test_probed_texts_of_the_run_have_their_own_coefficients(run):
     found = npeff.open_decomposition(run, "npeff")
     texts = run.table["text"].to_pylist()[:2]

@@ -7,6 +7,7 @@ from npeff.utils.version import __version__
 if TYPE_CHECKING:
     from npeff.api import (
         Analysis,
+        Component,
         Decomposition,
         Estimate,
         Example,
@@ -15,19 +16,25 @@ if TYPE_CHECKING:
         UserError,
         analyse_run,
         collect_run,
+        compare_run,
         decompose_run,
         lift_component,
+        list_components,
+        list_examples,
         open_decomposition,
         open_run,
         perturb_components,
         probe_texts,
         pull_run,
         push_run,
+        stability_run,
+        sweep_run,
         top_examples,
     )
 
 __all__ = [
     "Analysis",
+    "Component",
     "Decomposition",
     "Estimate",
     "Example",
@@ -37,14 +44,19 @@ __all__ = [
     "__version__",
     "analyse_run",
     "collect_run",
+    "compare_run",
     "decompose_run",
     "lift_component",
+    "list_components",
+    "list_examples",
     "open_decomposition",
     "open_run",
     "perturb_components",
     "probe_texts",
     "pull_run",
     "push_run",
+    "stability_run",
+    "sweep_run",
     "top_examples",
 ]
 

@@ -1,23 +1,29 @@
 """npeff in Python: the names that `import npeff` offers.
 
-Options are those of the command line, as keyword arguments with underscores. A run is given as a `Run` or as a path. m
-is the number of examples, C of components, p the length of a sketched row.
+Options are those of the command line, as keyword arguments with underscores, with the same defaults. A run is given as
+a `Run` or as a path, a decomposition as a `Decomposition`, by its name, or not at all: then the run's default is meant,
+the newest that `npeff decompose` has made. m is the number of examples, C of components, p the length of a sketched
+row.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from npeff.analyse import probe as probing
 from npeff.analyse import ranking
-from npeff.analyse.config import AnalyseConfig
+from npeff.analyse.compare import compare
+from npeff.analyse.config import AnalyseConfig, CompareConfig, StabilityConfig, SweepConfig
 from npeff.analyse.probe import Probe
 from npeff.analyse.records import Analysis
-from npeff.analyse.run import analyse
+from npeff.analyse.run import analyse, read_analysis
+from npeff.analyse.stability import stability
+from npeff.analyse.sweep import Row, sweep
 from npeff.collect.config import CollectConfig
 from npeff.collect.estimate import Estimate, estimate_collection
 from npeff.collect.run import collect
@@ -26,18 +32,25 @@ from npeff.decompose.base import Decomposition, Order
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose
 from npeff.decompose.run import open_decomposition as _open_decomposition
+from npeff.explore.themes import Annotations
 from npeff.perturb.config import Direction, PerturbConfig
 from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
 from npeff.perturb.protocol import make_plan, plan_directions
 from npeff.perturb.run import perturb
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.run import pull, push
+from npeff.store.examples import label_texts
+from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from npeff.utils.configs import from_options
 from npeff.utils.errors import UserError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = [
     "Analysis",
+    "Component",
     "Decomposition",
     "Estimate",
     "Example",
@@ -46,32 +59,96 @@ __all__ = [
     "UserError",
     "analyse_run",
     "collect_run",
+    "compare_run",
     "decompose_run",
     "lift_component",
+    "list_components",
+    "list_examples",
     "open_decomposition",
     "open_run",
     "perturb_components",
     "probe_texts",
     "pull_run",
     "push_run",
+    "stability_run",
+    "sweep_run",
     "top_examples",
 ]
 
+T = TypeVar("T")
 AnyRun = Run | str | os.PathLike[str]
 AnyDecomposition = Decomposition | str | None
 
 
+class Records(list[T]):
+    """A list of dataclasses that pandas can take as a table."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One line per record, one column per field.
+
+        Returns:
+            The table, with the records' numbers as its index.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise UserError("This needs pandas: pip install 'npeff[pandas]'.") from error
+        names = [field.name for field in dataclasses.fields(self[0])] if self else ["number"]  # type: ignore[arg-type]
+        rows = [[getattr(record, name) for name in names] for record in self]
+        return pd.DataFrame(rows, columns=names).set_index("number")
+
+
 @dataclass(frozen=True)
 class Example:
-    """An example of a component."""
+    """An example of a run, and of a component where it was asked for as one."""
 
     number: int
     """Which of the run's examples it is."""
     text: str
+    """What the task asks about."""
     label: str | None
+    """The right answer, where it is known."""
     prediction: str
-    coefficient: float
+    """The model's answer."""
+    probability: float
+    """What the model gives its answer, among the task's answers."""
+    component: int | None
+    """The component, or of an example by itself the one that explains most of it."""
+    coefficient: float | None
     """How much of the component is in it."""
+    share: float | None
+    """How much of the example the component explains; None for methods that do not add up components."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """A component of a decomposition."""
+
+    number: int
+    """Which component it is."""
+    theme: str | None
+    """What people called it, if they did."""
+    energy: float
+    """Its share in the squared coefficients of all components."""
+    density: float
+    """Share of the examples that use it."""
+    prediction_purity: float | None
+    """Share of the commonest prediction among its top examples."""
+    label_purity: float | None
+    """Share of the commonest label among its top examples."""
+    lnp_tuned: bool | None
+    """Whether its top examples have one label and not one prediction."""
+    labels: dict[str, int]
+    """Labels of its top examples, commonest first."""
+    predictions: dict[str, int]
+    """Predictions of its top examples, commonest first."""
+    top: list[str]
+    """Texts of its top examples, best first."""
+    shares: list[float] | None
+    """How much of each of them it explains."""
 
 
 def open_run(path: AnyRun) -> Run:
@@ -84,10 +161,17 @@ def collect_run(path: str | os.PathLike[str], *, dry_run: Literal[True], **optio
 @overload
 def collect_run(path: str | os.PathLike[str], *, dry_run: Literal[False] = ..., **options: Any) -> Run: ...
 def collect_run(path: str | os.PathLike[str], *, dry_run: bool = False, **options: Any) -> Run | Estimate:
-    """Collect per-example Fishers into the directory `path`, or continue there. Options are those of `npeff collect`.
+    """Collect per-example Fishers into a directory, or continue there.
 
-    For example `collect_run("runs/x", model="gpt2", task="sst2", data="reviews.csv", limit=1000)`. With `dry_run` a few
-    batches are measured and the cost of the collection is returned; nothing is written.
+    For example `collect_run("runs/x", model="gpt2", task="sst2", data="reviews.csv", limit=1000)`.
+
+    Args:
+        path: Run directory.
+        dry_run: Measure a few batches instead, and write nothing.
+        **options: Those of `npeff collect`.
+
+    Returns:
+        The run or, with `dry_run`, what collecting it would cost.
     """
     config = from_options(CollectConfig, {"run": path, "dry_run": dry_run, **options})
     return estimate_collection(config) if dry_run else collect(config)
@@ -103,18 +187,86 @@ def decompose_run(run: AnyRun, **options: Any) -> Decomposition:
 
 
 def open_decomposition(run: AnyRun, name: AnyDecomposition = None) -> Decomposition:
-    """A decomposition that the run keeps, by name; without one, the only one there is."""
+    """A decomposition that the run keeps, by name; without one, the run's default."""
     return name if isinstance(name, Decomposition) else _open_decomposition(open_run(run), name)
 
 
-def analyse_run(run: AnyRun, decomposition: str, **options: Any) -> Analysis:
+def analyse_run(run: AnyRun, decomposition: str | None = None, **options: Any) -> Analysis:
     """What the components of a decomposition are tuned to. Options are those of `npeff analyse`.
 
     The result is what analysis.json holds: `tunings` is about all components, `component` is a list with one entry of
     top examples, purities and correlated components for each.
     """
-    (analysis,) = analyse(from_options(AnalyseConfig, {"run": _path(run), "decomposition": decomposition, **options}))
+    name = choose_decomposition(open_run(run).path, decomposition)
+    (analysis,) = analyse(from_options(AnalyseConfig, {"run": _path(run), "decomposition": name, **options}))
     return analysis
+
+
+def compare_run(run: AnyRun, **options: Any) -> Path:
+    """All methods side by side on one run. Options and result are those of `npeff compare`."""
+    return compare(from_options(CompareConfig, {"run": _path(run), **options}))
+
+
+def stability_run(run: AnyRun, **options: Any) -> Path:
+    """Whether other seeds find the same components. Options and result are those of `npeff stability`."""
+    return stability(from_options(StabilityConfig, {"run": _path(run), **options}))
+
+
+def sweep_run(run: AnyRun, **options: Any) -> list[Row]:
+    """Held-out loss and tunings for several numbers of components. Options and result are those of `npeff sweep`."""
+    return sweep(from_options(SweepConfig, {"run": _path(run), **options}))
+
+
+def list_components(run: AnyRun, decomposition: str | None = None, count: int = 8) -> Records[Component]:
+    """The components of a decomposition.
+
+    Args:
+        run: The run.
+        decomposition: Name of the decomposition; without it, the run's default.
+        count: Top examples of each, at most.
+
+    Returns:
+        All components in their order; `to_pandas()` makes a table of them.
+    """
+    run = open_run(run)
+    name = choose_decomposition(run.path, decomposition)
+    themes, texts = Annotations(run, name).current(), run.table["text"]
+    components = Records[Component]()
+    for each in read_analysis(run, name).component:
+        first = each.orderings[0]
+        components.append(
+            Component(
+                number=each.number,
+                theme=themes[each.number].label if each.number in themes else None,
+                energy=each.energy,
+                density=each.density,
+                prediction_purity=each.prediction_purity,
+                label_purity=each.label_purity,
+                lnp_tuned=each.lnp_tuned,
+                labels=first.labels,
+                predictions=first.predictions,
+                top=[texts[i].as_py() for i in first.top[:count]],
+                shares=first.shares and first.shares[:count],
+            )
+        )
+    return components
+
+
+def list_examples(run: AnyRun, decomposition: AnyDecomposition = None) -> Records[Example]:
+    """The examples of a run, each with the component that explains most of it.
+
+    Args:
+        run: The run.
+        decomposition: Which decomposition; without it, the run's default.
+
+    Returns:
+        All usable examples in their order; `to_pandas()` makes a table of them.
+    """
+    run, components = open_run(run), open_decomposition(run, decomposition)
+    usable = run.usable.nonzero()[0].tolist()
+    shares = components.shares(components.coefficients)
+    strongest = (components.coefficients.abs() if shares is None else shares).argmax(dim=1).tolist()
+    return _examples(run, components, usable, [strongest[i] for i in usable])
 
 
 def top_examples(
@@ -123,21 +275,46 @@ def top_examples(
     decomposition: AnyDecomposition = None,
     count: int = 8,
     order: Order = "positive",
-) -> list[Example]:
-    """The examples that use a component most, at most `count`."""
-    run, found = open_run(run), open_decomposition(run, decomposition)
-    if not 0 <= component < len(found.components):
-        raise UserError(f"There are components 0 to {len(found.components) - 1}, not {component}.")
-    scores = found.scores(order)[:, component].numpy()
+) -> Records[Example]:
+    """The examples that use a component most.
+
+    Args:
+        run: The run.
+        component: Number of the component.
+        decomposition: Which decomposition; without it, the run's default.
+        count: How many examples, at most.
+        order: What to rank by: `positive` coefficients, or for methods with signs also `negative` or `absolute`.
+
+    Returns:
+        The examples, best first; `to_pandas()` makes a table of them.
+
+    Raises:
+        UserError: There is no such component.
+    """
+    run, components = open_run(run), open_decomposition(run, decomposition)
+    if not 0 <= component < len(components.components):
+        raise UserError(f"There are components 0 to {len(components.components) - 1}, not {component}.")
+    scores = components.scores(order)[:, component].numpy()
     best = ranking.top_examples(scores, run.usable, count).tolist()
-    table, labels = run.table.take(best), run.manifest["task"]["labels"]
-    texts, predictions = table["text"].to_pylist(), table["prediction_text"].to_pylist()
-    known = [
-        answer if label is None or not labels else labels[label]
-        for label, answer in zip(table["label"].to_pylist(), table["answer"].to_pylist(), strict=True)
-    ]
-    coefficients = found.coefficients[best, component].tolist()
-    return [Example(*values) for values in zip(best, texts, known, predictions, coefficients, strict=True)]
+    return _examples(run, components, best, [component] * len(best))
+
+
+def _examples(run: Run, components: Decomposition, chosen: list[int], of: list[int]) -> Records[Example]:
+    """The examples `chosen`, each with one component."""
+    table = run.table.take(chosen)
+    coefficients = components.coefficients[chosen]
+    shares = components.shares(coefficients)
+    columns = (
+        chosen,
+        table["text"].to_pylist(),
+        label_texts(table, run.manifest["task"]["labels"]),
+        table["prediction_text"].to_pylist(),
+        table["probability"].to_pylist(),
+        of,
+        [float(coefficients[i, j]) for i, j in enumerate(of)],
+        [None if shares is None else float(shares[i, j]) for i, j in enumerate(of)],
+    )
+    return Records(Example(*values) for values in zip(*columns, strict=True))
 
 
 def probe_texts(run: AnyRun, texts: Sequence[str], decomposition: AnyDecomposition = None, top: int = 8) -> list[Probe]:
@@ -158,14 +335,25 @@ def lift_component(
     seed: int = 0,
     device: str | None = None,
 ) -> Parameters:
-    """A component as a vector of the model's parameters, of length 1: module name → float32 [d_out, columns].
+    """A component as a vector of the model's parameters.
 
-    It is the exact vector whose sketch is the component (`plain`), the component without what it shares with others
-    (`reject`), or the direction with the least effect on other examples (`whiten`).
+    Args:
+        run: The run.
+        component: Number of the component.
+        decomposition: Which decomposition; without it, the run's default.
+        direction: `plain`: the exact vector whose sketch is the component. `reject`: without what it shares with other
+            components. `whiten`: the direction with the least effect on other examples.
+        top: whiten: top examples that are left out of the background.
+        random: whiten: random examples that are left out of the background.
+        seed: Of what is drawn at random.
+        device: Where to compute; where the run was collected, if not given.
+
+    Returns:
+        A vector of length 1: module name → float32 [d_out, columns].
     """
-    run, found = open_run(run), open_decomposition(run, decomposition)
-    plan = make_plan(run, found, [component], 1, top, random, seed)
-    directions = plan_directions(run, found, plan, direction, seed=seed)
+    run, components = open_run(run), open_decomposition(run, decomposition)
+    plan = make_plan(run, components, [component], 1, top, random, seed)
+    directions = plan_directions(run, components, plan, direction, seed=seed)
     prepared = prepare_run(run, device)
     (vector,) = Lifter(run, prepared, read_prompts(run, prepared)).lift(directions.sums)
     scale_to_unit(vector)
@@ -175,8 +363,8 @@ def lift_component(
 def perturb_components(run: AnyRun, components: Iterable[int] = (), **options: Any) -> dict[str, Any]:
     """Change the model along components and measure whose predictions change. Options are those of `npeff perturb`.
 
-    The result has `kl_ratio`, how much more the top examples of a component notice than random ones (geometric mean
-    over components), and `norm_ratio`. Everything else is in RUN/perturbations.
+    The result has `kl_ratio`, how much more the answers of a component's top examples change than those of random ones
+    (geometric mean over components), and `norm_ratio`. Everything else is in RUN/perturbations.
     """
     return perturb(from_options(PerturbConfig, {"run": _path(run), "components": tuple(components), **options}))
 
