@@ -38,7 +38,8 @@ def summary(run: Run, notes: tuple[str, ...] = ()) -> str:
 def _answers(run: Run) -> Iterator[str]:
     """How predictions are distributed, and how often they are right, beside what always saying the same gives."""
     table = run.table.filter(run.usable)
-    texts, counts = np.unique(table["prediction_text"].to_pylist(), return_counts=True)
+    values, counts = np.unique(table["prediction_text"].to_pylist(), return_counts=True)
+    texts = values.tolist()
     order = np.argsort(-counts, kind="stable")
     shown = ", ".join(f"{texts[i]!r} {percent(counts[i] / len(table), 3)}" for i in order[:_SHOWN])
     yield f"predictions: {shown}{f', ... ({len(texts)} different ones)' if len(texts) > _SHOWN else ''}"
