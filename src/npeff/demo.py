@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +52,14 @@ _PERTURB_MINUTES = 3
 
 
 def demo(config: DemoConfig | None = None) -> Path:
-    """Run all steps, print the five most telling components, and return the path of the page."""
+    """Run all steps, and print the five most telling components.
+
+    Args:
+        config: How much to do; the defaults if not given.
+
+    Returns:
+        Path of the page.
+    """
     config = config or DemoConfig()
     count = config.examples or _examples_from_environment()
     components = config.components or max(8, min(64, count // 15))
@@ -86,12 +95,27 @@ def demo(config: DemoConfig | None = None) -> Path:
     print("\n5. Page", flush=True)
     page = export_site(run, path / SITE).absolute()
     _print_highlights(analysis, run, ratios)
-    print(f"\nThe page: {page}\nOpen it from disk, or run  npeff explore {path}")
+    print(
+        f"\nThe page: {page}\nOpen it from disk, or serve it with themes and texts of your own:\n\n{_how_to_explore(path)}"
+    )
     return page
 
 
+def _how_to_explore(path: Path) -> str:
+    """Lines to paste into the shell that the demo was started from; `make` cannot change that shell's path."""
+    here = Path(sys.executable).with_name("npeff")
+    on_path = shutil.which("npeff")
+    command = f"    npeff explore {path}"
+    if on_path is not None and Path(on_path).resolve() == here.resolve():
+        return command
+    activate = here.with_name("activate")
+    if Path.cwd() in activate.parents:
+        activate = activate.relative_to(Path.cwd())
+    return f"    . {activate}\n{command}"
+
+
 def _perturb(path: Path, components: list[int], count: int) -> dict[int, float]:
-    """Change the model along components; returns how much more their own examples notice than random ones do."""
+    """Change the model along components; returns how much more their own examples are affected than random ones."""
     if not components:
         print("No component has enough examples.")
         return {}
@@ -174,5 +198,8 @@ def _print_highlights(analysis: Analysis, run: Run, ratios: dict[int, float], sh
             share = f"{first.shares[place]:.0%}" if first.shares else ""
             print(f"    {share:>4} {predictions[example]:9} {texts[example]}")
         if component.number in ratios:
-            times = f"{ratios[component.number]:.3g} times"
-            print(f"    Changing the model along it changes its examples' answers {times} as much as those of others.")
+            print(
+                f"    Changing the model along it changes the answers of its top examples "
+                f"{ratios[component.number]:.3g} times as\n    much as those of random ones (in-sample: the top examples "
+                f"also made the direction)."
+            )
