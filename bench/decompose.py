@@ -109,8 +109,8 @@ def pass_ratio(source: ArrayRows, repeats: int = 12) -> float:
     """A pass over rows in memory, in their full length, ÷ its two products with them; the best of several of each."""
     torch.set_flush_denormal(True)
     blocks = Blocks(source, len(source.rows), torch.device("cpu"), keep_bytes=float("inf"))
-    [rows] = blocks.kept_rows() or []
-    solver = Als(blocks, start_components(source, COMPONENTS, "kmeans++", 0), _config(0), keep_products=True)
+    rows = blocks.all_rows()
+    solver = Als(blocks, start_components(source, COMPONENTS, "kmeans++", 0), _config(0), keep=True)
     solver.start_round(sweeps=3)
     product, combined = torch.empty(COMPONENTS, len(rows)), torch.empty_like(solver.H)
 

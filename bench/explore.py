@@ -64,7 +64,7 @@ def synthetic_run(path: Path) -> tuple[Run, torch.Tensor]:
     decomposition.coefficients = coefficients
     decomposition.components = torch.randn(COMPONENTS, DIM, generator=generator)
     decomposition.residuals = torch.rand(EXAMPLES, generator=generator)
-    decomposition.notes["run"] = run.fingerprint
+    decomposition.notes.run = run.fingerprint
     decomposition.save(run.path / "decompositions" / "npeff")
     return run, coefficients
 

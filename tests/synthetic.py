@@ -85,5 +85,5 @@ def add_decomposition(run: Run, method: str = "npeff", components: int = 6, name
     """Fit and save a decomposition of the run."""
     config = FitConfig(method=method, components=components)  # type: ignore[arg-type]
     decomposition = create(config).fit(run.source(kind_of(method)))
-    decomposition.notes["run"] = run.fingerprint
+    decomposition.notes.run = run.fingerprint
     decomposition.save(run.path / "decompositions" / (name or method))

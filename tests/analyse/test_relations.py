@@ -37,7 +37,7 @@ def put(run: Run, name: str, components: int, seed: int, method: str = "npeff", 
     made.coefficients = torch.rand(EXAMPLES, components, generator=generator).square()
     made.coefficients[:, -1] *= not dead
     made.residuals = torch.rand(EXAMPLES, generator=generator)
-    made.notes["run"] = run.fingerprint
+    made.notes.run = run.fingerprint
     made.save(run.path / "decompositions" / name)
 
 

@@ -5,14 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 
-from npeff.decompose.als import Als, inverse
-from npeff.decompose.blocks import Blocks
+from npeff.decompose.als import Als, Quartic, inverse, loss_along
+from npeff.decompose.blocks import Blocks, Rotation
 from npeff.decompose.config import FitConfig
-from npeff.decompose.initial import spread_out, start_components
+from npeff.decompose.initial import start_components
 from npeff.decompose.npeff import Npeff
-from npeff.decompose.rotate import Rotation
 from npeff.store.rows import ArrayRows
 from tests.decompose.reference import losses, pefs, planted, ragged
 
@@ -56,22 +55,7 @@ def test_keeping_recomputing_and_rotating_give_the_same():
         solver.run(quiet=True)
         H = torch.nn.functional.normalize(solver.H, dim=1)
         assert ((H * rotated.components).sum(dim=1).abs() > 0.999).all()
-        assert solver.history.loss == pytest.approx(rotated.history.steps[12].loss, abs=5e-6)
-
-
-def test_rotation_keeps_inner_products_and_lifts_back():
-    source = ragged(examples=15, dim=100)
-    source.rows[2] = source.rows[1]  # rows that depend on each other
-    rotation = Rotation(source, 4, torch.device("cpu"))
-    scaled = np.concatenate([np.zeros((0, 100)), *(_unit(source, i) for i in range(15))])
-    short = rotation.source.rows.double().numpy()
-    np.testing.assert_allclose(short @ short.T, scaled @ scaled.T, atol=1e-5)
-    np.testing.assert_allclose(rotation.lift(rotation.source.rows[3:5]), scaled[3:5], atol=1e-4)
-
-
-def _unit(source, i):
-    G = source.read(i, i + 1).double().numpy()
-    return G / np.sqrt(np.linalg.norm(G.T @ G)) if len(G) else G
+        assert solver.state.history.loss == pytest.approx(rotated.history.steps[12].loss, abs=5e-6)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -106,10 +90,10 @@ def test_dead_components_start_again():
     start[5:] = 0
     solver = Als(Blocks(source, 64, torch.device("cpu"), 1e9), start, config, True)
     solver.run(quiet=True)
-    assert solver.history.reseeded >= 3
+    assert solver.state.history.reseeded >= 3
     assert (solver.S.diagonal() > 0).all()
     alive = Npeff(config).fit(source)
-    assert solver.history.loss < 1.5 * alive.history.loss + 0.05
+    assert solver.state.history.loss < 1.5 * alive.history.loss + 0.05
 
 
 @settings(max_examples=12, deadline=None)
@@ -136,14 +120,6 @@ def test_transform_gives_back_the_coefficients_of_the_fit():
     torch.testing.assert_close(fitted.transform(source), fitted.coefficients, atol=2e-3, rtol=0)
 
 
-def test_kmeans_plus_plus_spreads_out():
-    vectors = torch.eye(4).repeat_interleave(25, dim=0)
-    vectors[::2] *= -1  # the sign of a direction means nothing
-    chosen = spread_out(vectors, 4, torch.Generator().manual_seed(0))
-    assert sorted((chosen // 25).tolist()) == [0, 1, 2, 3]
-    assert len(set(spread_out(vectors, 10, torch.Generator().manual_seed(0)).tolist())) == 10
-
-
 def test_inverse_survives_dead_and_equal_components():
     M = torch.tensor([[2.0, 2, 0], [2, 2, 0], [0, 0, 0]], dtype=torch.float64)
     assert torch.isfinite(inverse(M)).all()
@@ -151,3 +127,36 @@ def test_inverse_survives_dead_and_equal_components():
     A = torch.rand(5, 5, dtype=torch.float64)
     M = A @ A.T + torch.eye(5)
     torch.testing.assert_close(inverse(M) @ M, torch.eye(5, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_quartic_is_the_loss_along_the_line(seed):
+    rng = np.random.default_rng(seed)
+    H, D, G = (rng.standard_normal((n, 7)) for n in (4, 4, 15))
+    W = rng.random((15, 4))
+    F = np.einsum("ip,iq->ipq", G, G)
+    S, K = W.T @ W, H @ H.T
+    T = np.einsum("ij,ij,ip->jp", W, G @ H.T, G)
+    slope = ((T - (S * K) @ H) * D).sum()
+    curvature = (W * (G @ D.T) ** 2).sum()
+    line = loss_along(*(torch.from_numpy(x) for x in (S, K, H @ D.T, D @ D.T)), slope, curvature)
+
+    def dense(alpha):
+        return losses(F, W, H + alpha * D).sum()
+
+    for alpha in (-0.7, 0.1, 1.0, 2.5):
+        assert line(alpha) == pytest.approx(dense(alpha) - dense(0), rel=1e-9, abs=1e-8)
+    best = line.best_step()
+    grid = np.linspace(0, 5, 2001)
+    start = grid[np.argmin([dense(alpha) for alpha in grid])]
+    nearby = minimize_scalar(dense, bounds=(max(start - 0.01, 0), start + 0.01), method="bounded")
+    assert dense(best) <= nearby.fun + 1e-8 * abs(nearby.fun)
+
+
+def test_a_step_never_leaves_for_something_worse():
+    assert Quartic(1.0, 1.0, 0.0, 1.0).best_step() == 0.0
+    assert Quartic(0.0, 0.0, 0.0, 0.0).best_step() == 0.0
+    assert Quartic(float("nan"), 0.0, 0.0, 1.0).best_step() == 0.0
+    assert Quartic(-1.0, 1.0, 0.0, 0.0).best_step() == pytest.approx(0.5)
+    # two minima: the far one is lower
+    assert Quartic(-0.1, 2.0, -3.0, 1.0).best_step() > 1.5

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npeff.decompose.blocks import Blocks, chunks, leading_directions, pef_norms, share
+from npeff.decompose.blocks import Blocks, Rotation, chunks, leading_directions, pef_norms, share
 from npeff.store.rows import ArrayRows, SubsetRows, hold_out
 from npeff.utils.device import choose_device
 from npeff.utils.errors import UserError
@@ -54,7 +54,7 @@ def test_names_the_example_that_is_not_finite():
     source = ragged(ranks=(1, 2))
     ends = np.cumsum(source.ranks)
     source.rows[ends[7] - 1, 3] = float("inf")
-    with pytest.raises(UserError, match="Example 7 has rows with numbers that are not finite"):
+    with pytest.raises(UserError, match="Example 7 has entries that are not finite"):
         Blocks(source, 5, CPU)
 
 
@@ -92,3 +92,18 @@ def test_held_out_examples_depend_on_the_seed_only():
 def test_refuses_a_device_that_is_not_there():
     with pytest.raises(UserError, match="Device 'nonsense' cannot be used here"):
         choose_device("nonsense")
+
+
+def test_rotation_keeps_inner_products_and_lifts_back():
+    source = ragged(examples=15, dim=100)
+    source.rows[2] = source.rows[1]  # rows that depend on each other
+    rotation = Rotation(source, 4, torch.device("cpu"))
+    scaled = np.concatenate([np.zeros((0, 100)), *(_unit(source, i) for i in range(15))])
+    short = rotation.source.rows.double().numpy()
+    np.testing.assert_allclose(short @ short.T, scaled @ scaled.T, atol=1e-5)
+    np.testing.assert_allclose(rotation.lift(rotation.source.rows[3:5]), scaled[3:5], atol=1e-4)
+
+
+def _unit(source, i):
+    G = source.read(i, i + 1).double().numpy()
+    return G / np.sqrt(np.linalg.norm(G.T @ G)) if len(G) else G

@@ -1,8 +1,10 @@
 import csv
+import json
 
 import pytest
 
 from npeff.decompose.history import History
+from npeff.utils.configs import from_dict, to_dict
 
 
 def falling(losses, ending="converged"):
@@ -45,13 +47,15 @@ def test_verdict_names_components_that_were_started_again():
 
 def test_is_written_and_read_back(tmp_path):
     history = falling([0.9, 0.5, 0.4])
-    again = History.from_dict(history.to_dict())
-    assert again.steps == history.steps
-    assert again.add(0.3).seconds >= history.steps[-1].seconds
+    again = from_dict(History, json.loads(json.dumps(to_dict(history))))
+    assert again == history
+    again.add(0.3)
+    assert again.steps[-1].seconds >= history.steps[-1].seconds
     history.write_csv(tmp_path / "history.csv")
     with (tmp_path / "history.csv").open() as handle:
         rows = list(csv.DictReader(handle))
     assert [float(row["loss"]) for row in rows] == [0.9, 0.5, 0.4]
     assert float(rows[1]["improvement"]) == pytest.approx(0.4 / 0.9)
-    history.plot(tmp_path / "history.png")
+    history.plot(tmp_path / "history")
     assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (tmp_path / "history.svg").read_text()

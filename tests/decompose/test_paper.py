@@ -47,7 +47,7 @@ def test_is_algorithm_1(chunk):
     expected = algorithm_1(padded(source), H.double().numpy(), W.double().numpy(), 2e-3, 5e-3, 12, 20)
     np.testing.assert_allclose(solver.H, expected[0], atol=2e-5)
     np.testing.assert_allclose(torch.cat(solver.coefficient_parts()), expected[1], rtol=2e-3, atol=2e-5)
-    np.testing.assert_allclose([step.loss * 25 for step in solver.history.steps], expected[2], rtol=1e-5)
+    np.testing.assert_allclose([step.loss * 25 for step in solver.state.history.steps], expected[2], rtol=1e-5)
 
 
 def test_starts_as_the_appendix_says():

@@ -1,10 +1,16 @@
+from dataclasses import dataclass
+
 import pytest
 import torch
 
+from npeff.decompose.als import AlsState
 from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.clusters import ClustersState
 from npeff.decompose.config import FitConfig, PaperConfig, SaeConfig
 from npeff.decompose.history import History
 from npeff.decompose.methods import create
+from npeff.decompose.paper import PaperState
+from npeff.decompose.sae import SaeState
 from npeff.store.rows import ArrayRows
 from tests.decompose.reference import planted
 
@@ -24,6 +30,16 @@ CONFIGS = {
         method="sae", components=6, checkpoint_passes=2, sae=SaeConfig(top_k=2, sae_steps=50, sae_patience=30)
     ),
 }
+
+
+STATES = {"als": AlsState, "paper": PaperState, "clusters": ClustersState, "sae": SaeState}
+
+
+@dataclass
+class Counted:
+    """A state that a checkpoint may hold."""
+
+    x: int = 0
 
 
 class KilledError(Exception):
@@ -49,7 +65,7 @@ def test_killed_and_resumed_gives_the_same_bits(name, at, tmp_path, monkeypatch)
         patched.setattr(History, "add", add_and_die)
         with pytest.raises(KilledError):
             create(config, checkpoint).fit(source)
-    assert (checkpoint.load() is not None) == (at == 5)
+    assert (checkpoint.load(STATES[name.split(",")[0]]) is not None) == (at == 5)
 
     resumed = create(config, checkpoint).fit(source)
     assert torch.equal(resumed.components, whole.components)
@@ -66,15 +82,15 @@ def test_checkpoints_do_not_change_the_result(tmp_path):
 
 def test_a_checkpoint_of_another_fit_is_not_taken_up(tmp_path):
     checkpoint = Checkpoint(tmp_path, "one")
-    checkpoint.save(4, [torch.ones(3, 2), torch.zeros(1, 2)], {"H": torch.ones(2, 5)}, {"x": 1})
-    checkpoint.save(8, [torch.ones(3, 2), torch.zeros(1, 2)], {"H": torch.zeros(2, 5)}, {"x": 2})
-    W, shared, state = checkpoint.load()
+    checkpoint.save(4, [torch.ones(3, 2), torch.zeros(1, 2)], {"H": torch.ones(2, 5)}, Counted(1))
+    checkpoint.save(8, [torch.ones(3, 2), torch.zeros(1, 2)], {"H": torch.zeros(2, 5)}, Counted(2))
+    W, shared, state = checkpoint.load(Counted)
     assert W.tolist() == [[1, 1]] * 3 + [[0, 0]]
     assert (shared["H"] == 0).all()
-    assert state["x"] == 2
+    assert state.x == 2
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    assert Checkpoint(tmp_path, "other").load() is None
-    assert Checkpoint(tmp_path / "nothing", "one").load() is None
+    assert Checkpoint(tmp_path, "other").load(Counted) is None
+    assert Checkpoint(tmp_path / "nothing", "one").load(Counted) is None
     checkpoint.clear()
     assert not tmp_path.exists()
 
@@ -99,12 +115,12 @@ def test_source_is_not_changed():
 def test_what_a_killed_writer_left_goes_when_its_checkpoint_is_taken_up(tmp_path):
     """It is killed when the new checkpoint is there and the old one has not gone yet."""
     checkpoint = Checkpoint(tmp_path / "point", "key")
-    checkpoint.save(4, [torch.ones(2, 2)], {}, {})
+    checkpoint.save(4, [torch.ones(2, 2)], {}, Counted())
     old = (tmp_path / "point" / "pass-000004-0.safetensors").read_bytes()
-    checkpoint.save(8, [torch.zeros(2, 2)], {}, {})
+    checkpoint.save(8, [torch.zeros(2, 2)], {}, Counted())
     expected = sorted(path.name for path in (tmp_path / "point").iterdir())
     (tmp_path / "point" / "pass-000004-0.safetensors").write_bytes(old)
-    found = checkpoint.load()
-    assert found is not None
-    assert torch.equal(found[0], torch.zeros(2, 2))
+    saved = checkpoint.load(Counted)
+    assert saved is not None
+    assert torch.equal(saved[0], torch.zeros(2, 2))
     assert sorted(path.name for path in (tmp_path / "point").iterdir()) == expected

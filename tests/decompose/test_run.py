@@ -1,5 +1,7 @@
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +13,9 @@ from npeff.analyse import sweep as sweeping
 from npeff.analyse.config import ProbeConfig, SweepConfig
 from npeff.analyse.probe import probe
 from npeff.analyse.sweep import Row, advice, held_out_tunings, sweep
-from npeff.decompose.config import DecomposeConfig, FitConfig
+from npeff.decompose.config import DecomposeConfig, suggest_components
 from npeff.decompose.methods import load
-from npeff.decompose.run import decompose, fit, open_decomposition
+from npeff.decompose.run import decompose, fit, fit_key, open_decomposition
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -76,7 +78,7 @@ def test_decomposes_a_stored_run(tmp_path, capsys):
 def test_a_name_is_not_taken_twice(run):
     config = {"run": str(run.path), "decomposition": "mine", "max_passes": 2}
     decompose(DecomposeConfig(components=4, **config))
-    with pytest.raises(UserError, match="made with other options"):
+    with pytest.raises(UserError, match=r"made with other options \(components 4, not 5\).*--overwrite"):
         decompose(DecomposeConfig(components=5, **config))
     assert len(decompose(DecomposeConfig(components=5, overwrite=True, **config)).components) == 5
 
@@ -92,12 +94,12 @@ def test_more_passes_go_on_where_fewer_ended(run, capsys):
 
 def test_held_out_examples_get_coefficients_and_a_loss(run):
     fitted = decompose(DecomposeConfig(run=str(run.path), components=8, holdout=0.3))
-    held_out = fitted.notes["held_out"]
+    held_out = fitted.notes.held_out
     assert len(held_out) == 30
     assert fitted.coefficients.shape == (100, 8)
     kept = [i for i in held_out if i != 3]
-    assert fitted.notes["held_out_loss"] == pytest.approx(float(fitted.residuals[kept].mean()), rel=1e-5)
-    assert fitted.notes["held_in_loss"] < fitted.notes["held_out_loss"] + 0.05
+    assert fitted.notes.held_out_loss == pytest.approx(float(fitted.residuals[kept].mean()), rel=1e-5)
+    assert fitted.notes.held_in_loss < fitted.notes.held_out_loss + 0.05
 
 
 def test_refuses_a_decomposition_of_another_run(tmp_path):
@@ -116,7 +118,10 @@ def test_refuses_a_decomposition_of_another_run(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--components", "200"], "200 components need as many examples; there are 99"),
+        (
+            ["--components", "200"],
+            "200 components need as many examples; there are 99 (and 1 that is zero). Take fewer, for example 8.",
+        ),
         (["--method", "sae"], "Collect a run with --activation"),
         (["--method", "clusters"], "Collect a run with --gradient"),
         (["--holdout", "1.5"], "holdout is a share"),
@@ -185,7 +190,7 @@ def test_held_out_tunings_equal_brute_force(run, method, top):
         agree = []
         for order in decomposition.orders:
             scores = decomposition.scores(order)[:, j].tolist()
-            active = [i for i in decomposition.notes["held_out"] if scores[i] > 0]
+            active = [i for i in decomposition.notes.held_out if scores[i] > 0]
             if len(active) >= top:
                 best = sorted(active, key=lambda i: (-scores[i], i))[:top]
                 agree.append([len({values[i] for i in best}) == 1 for values in (predictions, labels)])
@@ -237,4 +242,68 @@ def test_config_is_readable_without_tensors(run):
     assert values["components"] == [4, 32]
     assert values["notes"]["run"] == run.fingerprint
     assert values["config"]["components"] == 4
-    assert FitConfig().components == 128
+
+
+@pytest.mark.parametrize(
+    ("examples", "expected"), [(1, 1), (2, 1), (5, 2), (40, 8), (99, 8), (150, 10), (1024, 68), (60_000, 512)]
+)
+def test_the_number_of_components_follows_from_the_examples(examples, expected):
+    assert suggest_components(examples, "npeff", dim=6) == expected
+    assert suggest_components(examples, "svd-activations", dim=6) == min(expected, 6)
+
+
+def test_a_number_that_is_not_given_is_chosen_said_and_saved(run, capsys):
+    fitted = decompose(DecomposeConfig(run=str(run.path), max_passes=2))
+    assert "8 components for 99 examples: --components takes another number." in capsys.readouterr().out
+    directory = run.path / "decompositions" / "npeff-8-0"
+    assert load(directory).config == fitted.config
+    assert fitted.config.components == 8
+    values = json.loads((directory / "config.json").read_text())
+    assert values["notes"]["replay"]["config"]["components"] == 8
+    assert values["notes"]["replay"]["config"]["decomposition"] == "npeff-8-0"
+    held = decompose(DecomposeConfig(run=str(run.path), decomposition="held", max_passes=2, holdout=0.9))
+    assert held.config.components == 5
+    assert cli.main(["replay", str(directory)]) == 0
+    assert "is already there" in capsys.readouterr().out
+
+
+def test_the_old_name_of_an_option_is_understood_in_files_only(run, capsys):
+    decompose(DecomposeConfig(run=str(run.path), components=3, decomposition="old", max_passes=2))
+    file = run.path / "decompositions" / "old" / "config.json"
+    values = json.loads(file.read_text())
+    values["notes"]["replay"]["config"]["name"] = values["notes"]["replay"]["config"].pop("decomposition")
+    del values["seal"]
+    file.write_text(json.dumps(values))
+    capsys.readouterr()
+    assert cli.main(["replay", str(file.parent)]) == 0
+    assert "is already there" in capsys.readouterr().out
+    assert cli.main(["decompose", str(run.path), "--name", "old"]) == 2
+    assert "--name is now --decomposition" in capsys.readouterr().err
+
+
+def test_what_another_command_needed_becomes_wanted_for_its_own_sake(run):
+    config = DecomposeConfig(run=str(run.path), components=3, max_passes=2)
+    decompose(config, made_for="compare")
+    directory = run.path / "decompositions" / "npeff-3-0"
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    assert load(directory).notes.made_for == "compare"
+    decompose(config, made_for="stability")
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    decompose(config)
+    assert load(directory).notes.made_for is None
+    assert all((directory / name).read_bytes() == old for name, old in before.items() if name != "config.json")
+
+
+def test_a_decomposition_of_0_1_0_is_not_made_again(tmp_path, capsys):
+    path = tmp_path / "run"
+    shutil.copytree(Path(__file__).parents[1] / "faults" / "data" / "run-format-1", path)
+    run = Run.open(path)
+    old = open_decomposition(run)
+    assert (old.notes.holdout, old.notes.held_out, old.notes.made, old.notes.made_for) == (0.0, [], "", None)
+    key = fit_key(run, old.config, 0.0)
+    assert (
+        key == "d3c64f2fb28e56fec0db0a4e1df52ebe56650eca5086632f0af1c19d06beca5c"
+    )  # checkpoints of 0.1.0 are continued under this key
+    again = decompose(DecomposeConfig(run=str(path), decomposition="npeff", components=2))
+    assert "is already there" in capsys.readouterr().out
+    assert torch.equal(again.coefficients, old.coefficients)

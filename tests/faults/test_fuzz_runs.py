@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from npeff.analyse.run import read_examples
+from npeff.decompose.als import AlsState
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.run import open_decomposition
 from npeff.explore.damage import damaged_results
@@ -113,21 +114,21 @@ def test_mutated_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     random = seeded()
     checkpoint = Checkpoint(tmp_path / "checkpoint", "key")
     W, H = torch.rand(6, 2), torch.rand(2, 5)
-    checkpoint.save(4, [W], {"H": H}, {"x": [1, 2]})
+    checkpoint.save(4, [W], {"H": H}, AlsState(beta=(0.25, 0.75)))
     files = [path for path in checkpoint.directory.iterdir() if path.is_file()]
     assert len(files) == 2
     for number in range(cases(300, 1000)):
         file = files[number % 2]
         content = file.read_bytes()
         file.write_bytes(mutated(content, random))
-        found = checkpoint.load()
-        if found is not None:
-            assert torch.equal(found[0], W)
-            assert torch.equal(found[1]["H"], H)
-            assert found[2]["x"] == [1, 2]
+        saved = checkpoint.load(AlsState)
+        if saved is not None:
+            assert torch.equal(saved[0], W)
+            assert torch.equal(saved[1]["H"], H)
+            assert saved[2].beta == (0.25, 0.75)
         file.write_bytes(content)
-    assert checkpoint.load() is not None
-    assert "is damaged, so the fit begins anew" in capsys.readouterr().out
+    assert checkpoint.load(AlsState) is not None
+    assert "is damaged, so the fit begins again" in capsys.readouterr().out
 
 
 # --- tensors and tables that fit their hashes, but not the run --------------------------------------------------------

@@ -140,7 +140,7 @@ def test_numbers_that_are_not_finite_are_refused_by_name(collected: Path, tmp_pa
     rows = Run.open(collected).source("fisher").read(0, 48).clone()
     rows[7, 3] = value
     for method in ("npeff", "clusters", "sae", "svd-gradients"):
-        with pytest.raises(UserError, match="Example 7 has rows with numbers that are not finite"):
+        with pytest.raises(UserError, match="Example 7 has entries that are not finite"):
             create(FitConfig(method=method, components=3, device="cpu")).fit(ArrayRows(rows))  # type: ignore[arg-type]
 
 

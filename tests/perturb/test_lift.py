@@ -172,7 +172,7 @@ def test_truncation_reaches_the_fidelity_and_leaves_examples_out(run, prepared, 
 
 def test_held_out_examples_carry_no_weight(run):
     decomposition = open_decomposition(run, "npeff")
-    decomposition.notes["held_out"] = [0, 5]
+    decomposition.notes.held_out = [0, 5]
     sums = component_sums(decomposition, run.source("fisher"), torch.eye(6))
     assert not sums.weights["fisher"][:, [0, 5]].any()
     assert sums.weights["fisher"].any()

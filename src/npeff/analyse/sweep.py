@@ -16,7 +16,7 @@ from npeff.analyse.config import SweepConfig
 from npeff.analyse.run import read_examples
 from npeff.decompose.base import Decomposition
 from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.config import FitConfig, SolverConfig
+from npeff.decompose.config import FitConfig
 from npeff.decompose.run import fit, fit_key
 from npeff.store.run import Run
 from npeff.utils import distributed
@@ -50,8 +50,7 @@ def sweep(config: SweepConfig) -> list[Row]:
     distributed.start()
     run = Run.open(config.run)
     directory = run.path / "sweeps" / (config.name or f"{config.method}-{config.seed}")
-    shared = {item.name: getattr(config, item.name) for item in dataclasses.fields(SolverConfig)}
-    fits = {count: FitConfig(**shared, components=count) for count in sorted(set(config.components))}
+    fits = {count: config.with_components(count) for count in sorted(set(config.components))}
     first = distributed.rank() == 0
     rows: list[Row] = []
     with only_one(directory, active=first):
@@ -92,8 +91,10 @@ def _read_measured(directory: Path) -> dict[str, Row]:
 def _row(run: Run, decomposition: Decomposition) -> Row:
     prediction, lnp = held_out_tunings(run, decomposition)
     notes = decomposition.notes
+    if notes.held_in_loss is None or notes.held_out_loss is None:
+        raise UserError("No usable example was held out, or none was left: choose another --holdout.")
     passes = len(decomposition.history.steps) - 1
-    return Row(decomposition.config.components, notes["held_in_loss"], notes["held_out_loss"], prediction, lnp, passes)
+    return Row(decomposition.config.components, notes.held_in_loss, notes.held_out_loss, prediction, lnp, passes)
 
 
 def held_out_tunings(run: Run, decomposition: Decomposition, top: int = TOP) -> tuple[float | None, float | None]:
@@ -103,7 +104,7 @@ def held_out_tunings(run: Run, decomposition: Decomposition, top: int = TOP) -> 
     """
     examples = read_examples(run)
     held_out = np.zeros_like(examples.usable)
-    held_out[decomposition.notes["held_out"]] = True
+    held_out[decomposition.notes.held_out] = True
     examples = dataclasses.replace(examples, usable=examples.usable & held_out)
     orders = decomposition.orders
     components = tunings.find_tunings(((order, decomposition.scores(order)) for order in orders), examples, top)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from safetensors.torch import save_file
 
+from npeff.decompose.blocks import Blocks, Rotation
 from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.config import FitConfig
+from npeff.decompose.config import FitConfig, suggest_components
 from npeff.decompose.history import History
+from npeff.decompose.records import Diagnostics, Notes, Outcome, SavedDecomposition, Spread
 from npeff.store.rows import RowSource
-from npeff.utils.configs import to_dict
+from npeff.utils.configs import write_record
+from npeff.utils.device import choose_device
 from npeff.utils.errors import UserError
-from npeff.utils.files import remove_partials, sha256, whole_file, write_json
+from npeff.utils.files import remove_partials, sha256, whole_file
 from npeff.utils.version import __version__
 
 Order = Literal["positive", "negative", "absolute"]
 
+CONFIG = "config.json"
 _EXAMPLES = 8192
 """Examples that are looked at together: a copy of all coefficients may not fit in memory."""
 
@@ -38,35 +43,62 @@ class Decomposition(ABC):
 
     parts: ClassVar[Literal["matrices", "vectors"] | None] = None
     """What an example is a weighted sum of: the matrices hⱼhⱼᵀ, the vectors hⱼ, or neither of them."""
+    tensors: ClassVar[tuple[str, ...]] = ("components", "coefficients", "residuals")
+    """Attributes that make up a fitted decomposition, and are saved."""
 
     components: torch.Tensor
     coefficients: torch.Tensor
     residuals: torch.Tensor
 
-    def __init__(
-        self, config: FitConfig | None = None, *, checkpoint: Checkpoint | None = None, quiet: bool = True
-    ) -> None:
-        self.config = config or FitConfig()
-        self.checkpoint, self.quiet = checkpoint, quiet
+    def __init__(self, config: FitConfig, *, checkpoint: Checkpoint | None = None, quiet: bool = True) -> None:
+        self.config, self.checkpoint, self.quiet = config, checkpoint, quiet
         self.history = History()
+        self.notes = Notes()
         self._overlap: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.notes: dict[str, Any] = {}
-        """What else is worth keeping beside the tensors: the run's fingerprint, held-out examples, ..."""
 
     @abstractmethod
     def fit(self, source: RowSource) -> Self:
         """Find the components of the examples of `source`."""
 
     @abstractmethod
+    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Coefficients [n, C] and residuals [n] of every block, components fixed."""
+
     def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
-        """Coefficients [m, C] and residuals [m] of other examples, components fixed."""
+        """Coefficients and residuals of other examples, components fixed.
+
+        Args:
+            source: The examples; their rows are sketched as those that were fitted.
+
+        Returns:
+            Coefficients [m, C] and residuals [m].
+
+        Raises:
+            UserError: The rows have another length than the components.
+        """
+        if source.dim != self.components.shape[1]:
+            raise UserError(
+                f"The rows have {source.dim} entries, the components {self.components.shape[1]}: not the same sketch."
+            )
+        blocks = self._blocks(source)
+        return blocks.gather(self._explain_blocks(blocks))
 
     def transform(self, source: RowSource) -> torch.Tensor:
         """Coefficients [m, C] of other examples, components fixed."""
         return self.explain(source)[0]
 
     def scores(self, order: Order = "positive") -> torch.Tensor:
-        """What to rank examples by, largest first, [m, C]; an example with 0 or less does not belong to a component."""
+        """What examples of a component are ranked by, largest first.
+
+        Args:
+            order: One of `orders`.
+
+        Returns:
+            Scores [m, C]; an example with 0 or less does not belong to a component.
+
+        Raises:
+            UserError: The method does not have this order.
+        """
         if order not in self.orders:
             raise UserError(f"Examples of {self.config.method} can be ranked by {', '.join(self.orders)}, not {order}.")
         return {"positive": self.coefficients, "negative": -self.coefficients, "absolute": self.coefficients.abs()}[
@@ -90,9 +122,12 @@ class Decomposition(ABC):
         return used
 
     def overlap(self) -> torch.Tensor | None:
-        """⟨component j, component l⟩ as parts of an example, [C, C]; None if the method does not add components up.
+        """Inner products of components as parts of an example.
 
         For (G-)NPEFF the parts are the matrices hⱼhⱼᵀ, so it is (hⱼᵀhₗ)²; for an SVD the vectors themselves.
+
+        Returns:
+            ⟨component j, component l⟩, [C, C]; None if the method does not add components up.
         """
         if self.parts is None:
             return None
@@ -122,60 +157,91 @@ class Decomposition(ABC):
             return coefficients[:, component] * (coefficients @ overlap[component])
         return coefficients * (coefficients @ overlap)
 
-    def extra(self) -> dict[str, torch.Tensor]:
-        """Further tensors that `explain` needs."""
-        return {}
-
-    def restore(self, extra: dict[str, torch.Tensor]) -> None:
-        """Take back what `extra` gave."""
-        if extra:
-            raise ValueError(f"this method has no {', '.join(extra)}")
-
     def save(self, directory: Path | str) -> None:
-        """Write tensors.safetensors, history.csv, history.png, diagnostics.json and, last, config.json.
+        """Write tensors.safetensors, history.csv, .png and .svg, diagnostics.json and, last, config.json.
 
         A directory without config.json is not a decomposition, so one that was not finished is never read.
+
+        Args:
+            directory: Where to write; made if it is missing.
         """
         directory = Path(directory)
-        (directory / "config.json").unlink(missing_ok=True)
+        (directory / CONFIG).unlink(missing_ok=True)
         remove_partials(directory)
-        tensors = {
-            "components": self.components,
-            "coefficients": self.coefficients,
-            "residuals": self.residuals,
-            **self.extra(),
-        }
         with whole_file(directory / "tensors.safetensors") as temporary:
-            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+            save_file({name: getattr(self, name).cpu().contiguous() for name in self.tensors}, temporary)
         self.history.write_csv(directory / "history.csv")
-        self.history.plot(directory / "history.png")
-        write_json(directory / "diagnostics.json", self.diagnostics())
-        values = {
-            "npeff": __version__,
-            "method": self.config.method,
-            "components": list(self.components.shape),
-            "config": to_dict(self.config),
-            "history": {"ending": self.history.ending, "reseeded": self.history.reseeded, "loss": self.history.loss},
-            "notes": self.notes,
-            "sha256": sha256(directory / "tensors.safetensors"),
-        }
-        write_json(directory / "config.json", values, sealed=True)
+        self.history.plot(directory / "history")
+        write_record(directory / "diagnostics.json", self.diagnostics())
+        saved = SavedDecomposition(
+            npeff=__version__,
+            method=self.config.method,
+            components=list(self.components.shape),
+            config=self.config,
+            history=Outcome(self.history.ending, self.history.reseeded, self._loss),
+            notes=self.notes,
+            sha256=sha256(directory / "tensors.safetensors"),
+        )
+        write_record(directory / CONFIG, saved, sealed=True)
 
-    def diagnostics(self) -> dict[str, Any]:
-        """What a user should look at before trusting the components."""
-        worst = self.residuals.argsort(descending=True)[:16]
-        used = self.used
-        return {
-            "verdict": self.history.verdict(self.config.tolerance),
-            "passes": max(len(self.history.steps) - 1, 0),
-            "loss": self.history.loss,
-            "ending": self.history.ending,
-            "reseeded": self.history.reseeded,
-            "unused_components": int((used == 0).sum()),
-            "examples_per_component": {"min": int(used.min()), "median": int(used.median()), "max": int(used.max())},
-            "components_per_example": float(used.sum()) / max(len(self.coefficients), 1),
-            "component_energy": [round(share, 6) for share in self.energy.tolist()],
-            "worst_examples": worst.tolist(),
-            "worst_residuals": [round(value, 4) for value in self.residuals[worst].tolist()],
-            **{key: value for key, value in self.notes.items() if key in ("held_in_loss", "held_out_loss")},
-        }
+    def diagnostics(self) -> Diagnostics:
+        """What to look at before trusting the components.
+
+        Returns:
+            The record that `save` writes.
+        """
+        worst, used = self.residuals.argsort(descending=True)[:16], self.used
+        return Diagnostics(
+            verdict=self.history.verdict(self.config.tolerance),
+            passes=max(len(self.history.steps) - 1, 0),
+            loss=self._loss,
+            ending=self.history.ending,
+            reseeded=self.history.reseeded,
+            unused_components=int((used == 0).sum()),
+            examples_per_component=Spread(int(used.min()), int(used.median()), int(used.max())),
+            components_per_example=float(used.sum()) / max(len(self.coefficients), 1),
+            component_energy=[round(share, 6) for share in self.energy.tolist()],
+            worst_examples=worst.tolist(),
+            worst_residuals=[round(value, 4) for value in self.residuals[worst].tolist()],
+            held_in_loss=self.notes.held_in_loss,
+            held_out_loss=self.notes.held_out_loss,
+        )
+
+    @property
+    def _loss(self) -> float | None:
+        return self.history.loss if self.history.steps else None
+
+    # What fits of all methods share.
+
+    @property
+    def _device(self) -> torch.device:
+        return choose_device(self.config.device, double=True)
+
+    @property
+    def _memory(self) -> float:
+        """Bytes that may be kept between passes."""
+        return self.config.memory_gb * 1e9
+
+    def _rotation(self, source: RowSource) -> Rotation | None:
+        pays = Rotation.pays(source, self._memory)
+        return Rotation(source, self.config.chunk, self._device) if pays else None
+
+    def _blocks(self, source: RowSource, keep_bytes: float = 0.0, shard: bool = True) -> Blocks:
+        return Blocks(source, self.config.chunk, self._device, keep_bytes, shard)
+
+    def _check_examples(self, blocks: Blocks, dim: int) -> None:
+        """Refuse to look for more components than there are examples."""
+        examples, components = blocks.nonzero, self.config.components
+        if examples == 0:
+            raise UserError("Every example is zero: there is nothing to decompose.")
+        suggestion = f"Take fewer, for example {suggest_components(examples, self.config.method, dim)}."
+        if examples < components:
+            zero = blocks.total_examples - examples
+            besides = f" (and {zero} that {'is' if zero == 1 else 'are'} zero)" if zero else ""
+            raise UserError(
+                f"{components} components need as many examples; there are {examples}{besides}. {suggestion}"
+            )
+        if self.parts == "vectors" and components > dim:
+            raise UserError(
+                f"An SVD of rows with {dim} entries has at most {dim} components, not {components}. {suggestion}"
+            )

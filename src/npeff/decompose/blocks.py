@@ -1,20 +1,28 @@
-"""Rows of a store in blocks: this rank's share, read a chunk at a time, scaled to PEFs of unit Frobenius norm."""
+"""Rows of a store in blocks: this rank's share, read a chunk at a time, scaled to PEFs of unit Frobenius norm.
+
+PEF is short for per-example Fisher: GᵢᵀGᵢ for the rows Gᵢ of example i.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from npeff.store.rows import RowSource
+from npeff.store.rows import ArrayRows, RowSource
 from npeff.utils import distributed
 from npeff.utils.errors import UserError
 
 # Rows whose scale leaves this range are scaled before they meet a matrix product: float32 would overflow inside it.
 SAFE_SCALE = (1e-12, 1e12)
+
+MOST_ROWS = 4096
+"""Most rows for a `Rotation`: its factor costs rows³/3."""
+_RIDGE = 1e-6
+"""Added to the diagonal in a `Rotation`: rows may depend on each other."""
 
 
 @dataclass
@@ -22,7 +30,9 @@ class Block:
     """The examples start..stop-1 and what turns their rows into PEFs of unit norm."""
 
     start: int
+    """First example."""
     stop: int
+    """Example behind the last one."""
     ranks: np.ndarray
     """Rows per example, int64 [n]."""
     owner: torch.Tensor | None
@@ -34,10 +44,12 @@ class Block:
 
     @property
     def examples(self) -> int:
+        """Number n of examples."""
         return self.stop - self.start
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return int(self.ranks.sum())
 
     def scaled(self, values: torch.Tensor) -> torch.Tensor:
@@ -54,12 +66,31 @@ class Block:
         """Repeat `values` [C, n] for each row of an example: [C, rows]."""
         return values if self.owner is None else values.index_select(1, self.owner)
 
+    def scaled_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows [rows, p] times their factors; not in place."""
+        return rows if self.scale is None else rows * self.scale[:, None]
+
+    def one_row_each(self, rows: torch.Tensor) -> torch.Tensor:
+        """Scaled rows of examples that have one row or none, [n, p]; zero where there is none."""
+        scaled = self.scaled_rows(rows)
+        if self.owner is None:
+            return scaled
+        return rows.new_zeros(self.examples, rows.shape[1]).index_copy_(0, self.owner, scaled)
+
 
 class Blocks:
     """The examples of a source that belong to this rank, in blocks of about `chunk` rows.
 
-    Memory: two blocks of rows (one is read ahead while the other is used), or all rows of this rank if they fit in
-    `keep_bytes`; 8 bytes a row besides.
+    Iterating gives every block with its rows, float32 [rows, p]; times `block.scale` they are PEF rows of unit norm.
+    Entries that are not finite are refused. Memory: two blocks of rows (one is read ahead while the other is used), or
+    all rows of this rank if they fit in `keep_bytes`; 8 bytes a row besides.
+
+    Args:
+        source: Where the rows are.
+        chunk: Most rows and most examples of a block (an example is never split).
+        device: Where the rows are needed.
+        keep_bytes: Memory that may be used to keep all rows.
+        shard: Whether each rank has a share of the examples, or all have all of them.
     """
 
     def __init__(
@@ -79,7 +110,7 @@ class Blocks:
         self._measure(shard)
 
     def _measure(self, shard: bool) -> None:
-        """One read of everything: find the scales, and refuse numbers that are not finite."""
+        """One read of everything: find the scales, and refuse entries that are not finite."""
         problem, nonzero = "", 0.0
         # Made once for all blocks: what is kept of each, between its large passing buffers, would tear the heap apart.
         all_norms = torch.empty(self.last - self.first, device=self.device)
@@ -88,7 +119,7 @@ class Blocks:
         for block in self.blocks:
             rows = self.source.read(block.start, block.stop)
             if not _all_finite(rows):
-                problem = f"Example {_first_bad(rows, block)} has rows with numbers that are not finite"
+                problem = f"Example {_first_bad(rows, block)} has entries that are not finite"
                 break
             norms, scale = unit_scale(rows, block.ranks)
             block.norms = all_norms[block.start - self.first : block.stop - self.first].copy_(norms > 0)
@@ -100,9 +131,9 @@ class Blocks:
                 self._scale_on_read = True
             if self._kept is not None:
                 self._kept.append((rows * scale[:, None]).float().to(self.device))
-        found = [text for text in (distributed.everyone_has(problem) if shard else [problem]) if text]
-        if found:
-            raise UserError(f"{found[0]}; collect it again, or set it aside.")
+        problems = [text for text in (distributed.everyone_has(problem) if shard else [problem]) if text]
+        if problems:
+            raise UserError(f"{problems[0]}; collect it again, or set it aside.")
         total = torch.tensor([nonzero], dtype=torch.float64)
         self.nonzero = int((distributed.sum_over_ranks(total) if shard else total).item())
         if self._kept is not None or self._scale_on_read:
@@ -110,7 +141,6 @@ class Blocks:
                 block.scale = None
 
     def __iter__(self) -> Iterator[tuple[Block, torch.Tensor]]:
-        """Every block with its rows, float32 [rows, p]; times `block.scale` they are PEF rows of unit norm."""
         if self._kept is not None:
             yield from zip(self.blocks, self._kept, strict=True)
             return
@@ -129,12 +159,24 @@ class Blocks:
             rows = (rows * unit_scale(rows, block.ranks)[1][:, None]).float()
         return rows.to(self.device)
 
-    def kept_rows(self) -> list[torch.Tensor] | None:
-        """The scaled rows of every block if they are held in memory."""
-        return self._kept
+    def all_rows(self) -> torch.Tensor:
+        """The scaled rows of all blocks, [rows, p]; they must have been kept."""
+        assert self._kept is not None
+        return self._kept[0] if len(self._kept) == 1 else torch.cat(self._kept)
 
-    def gather(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One tensor [m, ...] over the examples of all ranks, from this rank's `parts` [n, ...], one per block."""
+    def gather(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put together what all ranks have computed of their examples.
+
+        Args:
+            parts: For each block of this rank two tensors [n, ...].
+
+        Returns:
+            The two tensors of all examples, float32 [m, ...] on the CPU, on every rank.
+        """
+        own = list(parts)
+        return self._gather([part[0] for part in own]), self._gather([part[1] for part in own])
+
+    def _gather(self, parts: list[torch.Tensor]) -> torch.Tensor:
         shape = parts[0].shape[1:] if parts else torch.Size()
         shape = max(distributed.everyone_has(shape), key=len)  # a rank may have no examples
         whole = torch.zeros(self.total_examples, *shape)
@@ -143,10 +185,54 @@ class Blocks:
         return distributed.sum_over_ranks(whole)
 
 
-def share(ends: np.ndarray, rank: int, ranks: int) -> tuple[int, int]:
-    """The examples first..last-1 of one rank: whole examples, in order, with about the same number of rows each.
+class Rotation:
+    """Short rows for long ones, where there are fewer rows than entries in a row: passes get cheaper, nothing is lost.
 
-    `ends` [m + 1] counts the rows before each example.
+    With the Cholesky factor GGᵀ = LLᵀ the rows of L have the inner products of the rows of G, and every solver step
+    from components in the span of the rows stays in it. So G may be replaced by L, and components h of L belong to
+    hL⁻¹G. Every rank holds all rows and the same factor.
+
+    Args:
+        source: The long rows.
+        chunk: Rows read at a time.
+        device: Where to compute.
+    """
+
+    def __init__(self, source: RowSource, chunk: int, device: torch.device) -> None:
+        blocks = Blocks(source, chunk, device, keep_bytes=float("inf"), shard=False)
+        self._rows = blocks.all_rows()
+        K = (self._rows @ self._rows.T).double()
+        for power in range(6):  # a unit ridge makes any Gram matrix of unit rows positive definite
+            K.diagonal().add_(_RIDGE * 10**power * max(float(K.diagonal().mean()), _RIDGE))
+            self._factor, failed = torch.linalg.cholesky_ex(K)
+            if not int(failed):
+                break
+        self.source = ArrayRows(self._factor.float().cpu(), np.asarray(source.ranks))
+        # a zero row has to stay zero, whatever was added to the diagonal
+        self.source.rows[(self._rows == 0).all(dim=1).cpu()] = 0
+
+    def lift(self, H: torch.Tensor) -> torch.Tensor:
+        """Components [C, p] of the long rows from components [C, rows] of the short ones."""
+        weights = torch.linalg.solve_triangular(self._factor, H.to(self._factor), upper=False, left=False)
+        return weights.float() @ self._rows
+
+    @staticmethod
+    def pays(source: RowSource, memory_bytes: float) -> bool:
+        """True if the rows are few enough and fit in memory."""
+        rows = int(np.sum(source.ranks))
+        return 0 < rows <= min(MOST_ROWS, source.dim // 2) and 4.0 * rows * source.dim <= memory_bytes
+
+
+def share(ends: np.ndarray, rank: int, ranks: int) -> tuple[int, int]:
+    """The examples of one rank: whole examples, in order, with about the same number of rows on each rank.
+
+    Args:
+        ends: Number of rows before each example, and of all rows, [m + 1].
+        rank: Which rank.
+        ranks: Number of ranks.
+
+    Returns:
+        The first example, and the one behind the last.
     """
     cuts = np.searchsorted(ends, np.linspace(0, ends[-1], ranks + 1), side="left")
     cuts[0], cuts[-1] = 0, len(ends) - 1
@@ -154,7 +240,17 @@ def share(ends: np.ndarray, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def chunks(ends: np.ndarray, first: int, last: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Ranges of examples with at most `rows` rows and `rows` examples each (at least one example)."""
+    """Ranges of examples with at most `rows` rows and `rows` examples each (at least one example).
+
+    Args:
+        ends: Number of rows before each example, and of all rows, [m + 1].
+        first: First example.
+        last: Example behind the last one.
+        rows: Most rows of a range.
+
+    Yields:
+        The first example of a range, and the one behind its last.
+    """
     while first < last:
         stop = int(np.searchsorted(ends, ends[first] + rows, side="right")) - 1
         stop = min(max(stop, first + 1), last, first + rows)
@@ -176,7 +272,15 @@ def unit_scale(rows: torch.Tensor, ranks: np.ndarray) -> tuple[torch.Tensor, tor
 
 
 def pef_norms(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
-    """Frobenius norm ‖GᵢᵀGᵢ‖ of each example, float64 [n]; `rows` [sum of ranks, p] may have any finite size."""
+    """Frobenius norm ‖GᵢᵀGᵢ‖ of each example.
+
+    Args:
+        rows: Rows one example after another, [sum of ranks, p], of any finite size.
+        ranks: Rows per example, [n].
+
+    Returns:
+        Norms, float64 [n].
+    """
     if (ranks == 1).all():
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
     norms = torch.zeros(len(ranks), dtype=torch.float64)
@@ -194,7 +298,15 @@ def pef_norms(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
 
 
 def leading_directions(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
-    """Unit leading right singular vector of every example that has one, float32 [n', p]."""
+    """Unit leading right singular vectors.
+
+    Args:
+        rows: Rows one example after another, [sum of ranks, p].
+        ranks: Rows per example, [n].
+
+    Returns:
+        The vectors of examples that are not zero, float32 [n', p].
+    """
     directions = []
     for G in torch.split(rows, ranks.tolist()):
         size = G.abs().max() if len(G) else 0.0
@@ -206,7 +318,7 @@ def leading_directions(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
 
 
 def _all_finite(rows: torch.Tensor) -> bool:
-    """Whether every number is; from the extremes, which need no buffer as large as the rows."""
+    """Whether every entry is; from the extremes, which need no buffer as large as the rows."""
     return not rows.numel() or bool(torch.stack(torch.aminmax(rows)).isfinite().all())
 
 

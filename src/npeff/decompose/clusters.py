@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Block, Blocks
-from npeff.decompose.checks import check_dim, check_examples
-from npeff.decompose.history import History, Progress
+from npeff.decompose.history import History
 from npeff.decompose.initial import replacements, start_components
-from npeff.decompose.rotate import Rotation
 from npeff.store.rows import RowSource
 from npeff.utils import distributed
-from npeff.utils.device import choose_device
+
+
+@dataclass
+class ClustersState:
+    """What a checkpoint holds besides the centroids."""
+
+    history: History
 
 
 class Clusters(Decomposition):
@@ -27,30 +33,27 @@ class Clusters(Decomposition):
     kind = "gradient"
 
     def fit(self, source: RowSource) -> Self:
-        config, device = self.config, choose_device(self.config.device, double=True)
-        memory = config.memory_gb * 1e9
-        rotation = Rotation(source, config.chunk, device) if Rotation.pays(source, memory) else None
-        short = rotation.source if rotation else source
-        blocks = Blocks(short, config.chunk, device, memory)
-        check_examples(blocks, config.components)
-        centroids = self._lloyd(blocks, short)
+        rotation = self._rotation(source)
+        blocks = self._blocks(rotation.source if rotation else source, self._memory)
+        self._check_examples(blocks, source.dim)
+        centroids = self._lloyd(blocks)
         self.components = (rotation.lift(centroids) if rotation else centroids).cpu()
         self.coefficients, self.residuals = self.explain(source)
         return self
 
-    def _lloyd(self, blocks: Blocks, source: RowSource) -> torch.Tensor:
-        config = self.config
-        found = self.checkpoint.load() if self.checkpoint else None
-        if found:
-            centroids = found[1]["centroids"].to(blocks.device)
-            self.history = History.from_dict(found[2]["history"])
+    def _lloyd(self, blocks: Blocks) -> torch.Tensor:
+        """The centroids [C, p]."""
+        config, source = self.config, blocks.source
+        saved = self.checkpoint.load(ClustersState) if self.checkpoint else None
+        if saved:
+            centroids, self.history = saved[1]["centroids"], saved[2].history
         else:
             centroids = start_components(source, config.components, config.init, config.seed, signed=True)
-            centroids = centroids.to(blocks.device)
-        with Progress("clusters", config.max_passes, len(self.history.steps), self.quiet) as progress:
+        centroids = centroids.to(blocks.device)
+        with self.history.shown("clusters", config.max_passes, len(self.history.steps), self.quiet):
             while len(self.history.steps) <= config.max_passes:
                 new, loss, worst = self._pass(blocks, centroids)
-                progress.show(self.history.add(loss / blocks.nonzero))
+                self.history.add(loss / blocks.nonzero)
                 if self.history.settled(config.tolerance) or self.history.loss == 0 or torch.equal(new, centroids):
                     self.history.ending = "converged"
                     return centroids
@@ -62,8 +65,7 @@ class Clusters(Decomposition):
                 centroids = new
                 done = len(self.history.steps)
                 if self.checkpoint and done % config.checkpoint_passes == 0:
-                    state = {"history": self.history.to_dict()}
-                    self.checkpoint.save(done, [], {"centroids": centroids}, state)
+                    self.checkpoint.save(done, [], {"centroids": centroids}, ClustersState(self.history))
         self.history.ending = "out of passes"
         return centroids
 
@@ -75,11 +77,9 @@ class Clusters(Decomposition):
         worst: list[tuple[float, int]] = []
         for block, rows in blocks:
             nearest, distances = _assign(block, rows, centroids)
-            factors = block.norms if block.scale is None else block.norms * _per_example(block, block.scale)
             examples = (block.norms > 0).nonzero().view(-1)
-            picked = rows if block.owner is None else _one_row_each(block, rows)
-            sums[:, :p].index_add_(0, nearest[examples], picked[examples] * factors[examples, None])
-            sums[:, p].index_add_(0, nearest[examples], torch.ones_like(factors[examples]))
+            sums[:, :p].index_add_(0, nearest[examples], block.one_row_each(rows)[examples])
+            sums[:, p].index_add_(0, nearest[examples], block.norms[examples])
             total += float(distances.sum(dtype=torch.float64))
             values, which = distances.topk(min(C, len(distances)))
             worst += zip(values.tolist(), (which + block.start).tolist(), strict=True)
@@ -88,18 +88,13 @@ class Clusters(Decomposition):
         worst = [pair for pairs in distributed.everyone_has(sorted(worst)[-C:]) for pair in pairs]
         return sums[:, :p] / sums[:, p:].clamp(min=1), float(total), worst
 
-    def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
-        check_dim(source, self.components)
-        blocks = Blocks(source, self.config.chunk, choose_device(self.config.device, double=True))
+    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         centroids = self.components.to(blocks.device)
-        coefficients, residuals = [], []
         for block, rows in blocks:
             nearest, distances = _assign(block, rows, centroids)
             part = torch.zeros(block.examples, len(centroids), device=blocks.device)
             part.scatter_(1, nearest[:, None], (block.norms / (1 + distances.sqrt()))[:, None])
-            coefficients.append(part)
-            residuals.append(distances)
-        return blocks.gather(coefficients), blocks.gather(residuals)
+            yield part, distances
 
 
 def _assign(block: Block, rows: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,14 +103,3 @@ def _assign(block: Block, rows: torch.Tensor, centroids: torch.Tensor) -> tuple[
     distances = block.norms - 2 * products + centroids.square().sum(dim=1, keepdim=True)
     least, nearest = distances.min(dim=0)
     return nearest, least.clamp_(min=0) * block.norms
-
-
-def _per_example(block: Block, values: torch.Tensor) -> torch.Tensor:
-    """One number per row to one number per example [n]."""
-    return block.sum_rows(values[None])[0]
-
-
-def _one_row_each(block: Block, rows: torch.Tensor) -> torch.Tensor:
-    """[n, p] from rows of examples some of which have none."""
-    assert block.owner is not None
-    return rows.new_zeros(block.examples, rows.shape[1]).index_copy_(0, block.owner, rows)

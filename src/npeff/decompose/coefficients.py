@@ -18,10 +18,19 @@ SMALL = 2**27
 def fit_coefficients(
     W: torch.Tensor, N: torch.Tensor, Q: torch.Tensor, max_sweeps: int, tolerance: float = 0.0
 ) -> torch.Tensor:
-    """Lower Σᵢ wᵢᵀQwᵢ − 2 wᵢᵀnᵢ over W ≥ 0 in place, by exact minimisation over one coefficient after another (HALS).
+    """Lower Σᵢ wᵢᵀQwᵢ − 2 wᵢᵀnᵢ over W ≥ 0 by exact minimisation over one coefficient after another.
 
-    `W` and `N` have shape [C, n] (N_ji = ‖Gᵢhⱼ‖²), `Q` = (HHᵀ)∘(HHᵀ) has shape [C, C]. A coefficient at zero may leave
-    it again. Stops after `max_sweeps`, or when a sweep changes less than `tolerance` of the first one did.
+    This is hierarchical alternating least squares (HALS). A coefficient at zero may leave it again.
+
+    Args:
+        W: Coefficients to start from, [C, n]; changed in place.
+        N: N_ji = ‖Gᵢhⱼ‖², [C, n].
+        Q: (HHᵀ)∘(HHᵀ), [C, C].
+        max_sweeps: Most sweeps over all coefficients.
+        tolerance: Stop when a sweep changes less than this share of what the first one did.
+
+    Returns:
+        W.
     """
     first = 0.0
     diagonal = Q.diagonal().tolist()

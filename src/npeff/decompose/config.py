@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal, get_args
 
 import tyro
@@ -25,7 +25,10 @@ METHOD_TITLES: dict[Method, str] = {
 
 @dataclass(frozen=True)
 class PaperConfig:
-    """Options of the solver `paper`, the algorithm as printed. Its learning rates are for sums over all examples."""
+    """The solver `paper`: the algorithm as printed.
+
+    Its learning rates are for sums over all examples.
+    """
 
     frozen_steps: int = 1000
     """First steps, in which the coefficients are frozen."""
@@ -36,7 +39,7 @@ class PaperConfig:
     joint_rate: float = 3e-4
     """Learning rate after that."""
     tau: float = 0.0
-    """Leave a stage early when ten steps lower the summed loss by less than this; 0 never does."""
+    """A stage ends early when ten steps lower the summed loss by less than this; with 0 it never does."""
 
     def __post_init__(self) -> None:
         for name in ("joint_steps", "frozen_rate", "joint_rate"):
@@ -47,7 +50,7 @@ class PaperConfig:
 
 @dataclass(frozen=True)
 class SaeConfig:
-    """Options of the sparse autoencoder."""
+    """The sparse autoencoder."""
 
     top_k: int = 32
     """Latents that may be active in an example (all of them if there are fewer)."""
@@ -70,7 +73,7 @@ class SolverConfig:
     """How to decompose, for any number of components."""
 
     method: Method = "npeff"
-    """What to compute: NPEFF on Fishers, NPEFF on gradients, k-means, a TopK autoencoder, or an SVD."""
+    """What to compute: NPEFF of Fishers, NPEFF of gradients, k-means, a TopK autoencoder, or an SVD."""
     seed: int = 0
     """Seed of everything that is drawn at random."""
     solver: Literal["als", "paper"] = "als"
@@ -80,16 +83,16 @@ class SolverConfig:
     max_passes: int = 500
     """Most iterations; each reads all rows twice (`clusters`, `svd-gradients`: once)."""
     tolerance: float = 1e-4
-    """Stop when ten passes improve the loss by less than this share of it."""
+    """Stop when ten passes lower the loss by less than this share of it."""
     chunk: int = 1024
     """Rows read at a time."""
     memory_gb: float = 2.0
-    """What may be kept in memory between passes (rows, their products with the components) to save time; with 0
-    everything is read and computed anew. The result is the same up to rounding."""
+    """Most memory for a cache between passes (rows, and their products with the components), which saves time. With 0
+    everything is read and computed again in every pass; the result is the same up to rounding."""
     checkpoint_passes: int = 20
     """Passes between checkpoints; a killed run continues from the last one."""
     device: str = "auto"
-    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
+    """Where to compute: cpu, cuda, cuda:1, ...; auto takes CUDA if it is there."""
     paper: PaperConfig = field(default_factory=PaperConfig)
     sae: SaeConfig = field(default_factory=SaeConfig)
 
@@ -99,12 +102,18 @@ class SolverConfig:
         if self.seed < 0 or self.tolerance < 0 or self.memory_gb < 0:
             raise UserError("seed, tolerance and memory_gb cannot be negative.")
 
+    def with_components(self, components: int) -> FitConfig:
+        """These options for so many components."""
+        return FitConfig(
+            components=components, **{item.name: getattr(self, item.name) for item in fields(SolverConfig)}
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(SolverConfig):
     """How to decompose, whatever the rows come from."""
 
-    components: int = 128
+    components: int
     """Number of components C."""
 
     def __post_init__(self) -> None:
@@ -112,20 +121,18 @@ class FitConfig(SolverConfig):
         positive("components", self.components)
 
 
-def positive(name: str, value: float) -> None:
-    """Refuse what is not above zero (NaN included)."""
-    if not value > 0:
-        raise UserError(f"{name} should be above 0, not {value}.")
-
-
 @dataclass(frozen=True, kw_only=True)
-class DecomposeConfig(FitConfig):
+class DecomposeConfig(SolverConfig):
     """Decompose the examples of a run into components. A killed run continues when the same command is given again."""
 
+    common: ClassVar[tuple[str, ...]] = ("components", "method", "seed", "decomposition", "holdout", "overwrite")
     renamed: ClassVar[dict[str, str]] = {"name": "decomposition"}
 
     run: tyro.conf.Positional[str]
     """Run directory."""
+    components: int | None = None
+    """Number of components. If not given, one for every 15 examples that components are fitted to, at least 8 and at
+    most 512, but never more than one for every two examples."""
     decomposition: str | None = None
     """Name of the decomposition; made from method, number of components and seed if not given."""
     holdout: float = 0.0
@@ -135,6 +142,29 @@ class DecomposeConfig(FitConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.components is not None:
+            positive("components", self.components)
         if not 0 <= self.holdout < 1:
             raise UserError(f"holdout is a share of the examples, at least 0 and below 1, not {self.holdout}.")
         check_name(self.decomposition, "--decomposition")
+
+
+def positive(name: str, value: float) -> None:
+    """Refuse what is not above zero (NaN included)."""
+    if not value > 0:
+        raise UserError(f"{name} should be above 0, not {value}.")
+
+
+def suggest_components(examples: int, method: Method, dim: int) -> int:
+    """How many components to take of so many examples, if nobody says: see `DecomposeConfig.components`.
+
+    Args:
+        examples: Number of usable examples to fit.
+        method: Method; an SVD has no more components than a row has entries.
+        dim: Entries of a row.
+
+    Returns:
+        The number of components.
+    """
+    count = min(max(8, examples // 15), 512, max(1, examples // 2))
+    return min(count, dim) if method.startswith("svd") else count

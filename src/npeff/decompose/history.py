@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from npeff.utils import distributed
-from npeff.utils.files import whole_file, write_csv
+from npeff.utils.progress import progress
+from npeff.utils.report import Column, Table, draw_figure
 
 WINDOW = 10
 """Passes over which progress is judged."""
@@ -22,6 +24,7 @@ class Step:
     """One pass."""
 
     number: int
+    """Which pass, counted from 0: the start."""
     loss: float
     """Mean loss per example that is not zero."""
     improvement: float
@@ -29,27 +32,61 @@ class Step:
     step: float = 1.0
     """Step length."""
     stage: str = ""
+    """Stage of the solver `paper`, "frozen" or "joint"; empty for others."""
     seconds: float = 0.0
     """Time since the solver started."""
 
 
 @dataclass
 class History:
-    """The passes of a fit, and how it ended."""
+    """The passes of a fit, and how it ended. Checkpoints hold it as JSON."""
 
     steps: list[Step] = field(default_factory=list)
+    """All passes so far."""
     ending: str = "unfinished"
     """"converged", "out of passes", "all steps taken", "exact" or "unfinished"."""
     reseeded: int = 0
     """Components that died and were started again."""
-    started: float = field(default_factory=time.perf_counter, repr=False)
 
-    def add(self, loss: float, step: float = 1.0, stage: str = "") -> Step:
+    def __post_init__(self) -> None:
+        self._started = time.perf_counter() - (self.steps[-1].seconds if self.steps else 0.0)
+        self._bar: tqdm[Any] | None = None
+
+    def add(self, loss: float, step: float = 1.0, stage: str = "") -> None:
+        """Add a pass, and show it if a progress bar is open.
+
+        Args:
+            loss: Mean loss per example after the pass.
+            step: Length of the step that it took.
+            stage: Stage of the solver that it belongs to.
+        """
         before = self.steps[-1].loss if self.steps else loss
         improvement = (before - loss) / before if before > 0 else 0.0
-        seconds = time.perf_counter() - self.started
+        seconds = time.perf_counter() - self._started
         self.steps.append(Step(len(self.steps), loss, improvement, step, stage, seconds))
-        return self.steps[-1]
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.5f}, improved {improvement:.1e}", refresh=False)
+            self._bar.update()
+
+    @contextmanager
+    def shown(self, title: str, total: int, done: int, quiet: bool) -> Iterator[None]:
+        """Show the passes that are added inside as a progress bar, on the first rank.
+
+        Args:
+            title: What the bar is called.
+            total: Number of passes if it does not end early.
+            done: How many of them are done already.
+            quiet: Show nothing.
+
+        Yields:
+            Nothing.
+        """
+        active = not quiet and distributed.rank() == 0
+        with progress(desc=title, unit="pass", total=total, initial=done, active=active) as self._bar:
+            try:
+                yield
+            finally:
+                self._bar = None
 
     def settled(self, tolerance: float, since: int = 0) -> bool:
         """True if the last ten passes, all after pass `since`, lowered the loss by less than `tolerance` of it."""
@@ -60,10 +97,18 @@ class History:
 
     @property
     def loss(self) -> float:
+        """The last loss; NaN if there is none."""
         return self.steps[-1].loss if self.steps else float("nan")
 
     def verdict(self, tolerance: float) -> str:
-        """The end of the fit in words."""
+        """How the fit ended.
+
+        Args:
+            tolerance: The tolerance of the fit.
+
+        Returns:
+            Sentences for the user.
+        """
         if not self.steps:
             return "Nothing was fitted."
         first, last, passes = self.steps[0], self.steps[-1], len(self.steps) - 1
@@ -84,51 +129,20 @@ class History:
             text += f" {self.reseeded} components had died and were started again from badly explained examples."
         return text
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"steps": [asdict(step) for step in self.steps], "ending": self.ending, "reseeded": self.reseeded}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> History:
-        steps = [Step(**step) for step in values["steps"]]
-        spent = steps[-1].seconds if steps else 0.0
-        return cls(steps, values["ending"], values["reseeded"], time.perf_counter() - spent)
-
     def write_csv(self, path: Path) -> None:
-        names = [item.name for item in fields(Step)]
-        write_csv(path, [names, *([getattr(step, name) for name in names] for step in self.steps)])
+        """Write a table with a row for each pass."""
+        columns = [Column(item.name) for item in fields(Step)]
+        Table("Passes of a fit", columns, [astuple(step) for step in self.steps]).write_csv(path)
 
     def plot(self, path: Path) -> None:
-        """Loss over passes, as a PNG (or what the name says)."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6, 3.5), layout="constrained")
-        axes = figure.subplots()
-        for stage in dict.fromkeys(step.stage for step in self.steps):
-            part = [step for step in self.steps if step.stage == stage]
-            axes.plot([step.number for step in part], [step.loss for step in part], label=stage or None)
-        axes.set(xlabel="pass", ylabel="loss per example")
-        if len({step.stage for step in self.steps}) > 1:
-            axes.legend()
-        with whole_file(path) as temporary:
-            figure.savefig(temporary, format=path.suffix.lstrip(".") or "png", dpi=150)
+        """Draw the loss over the passes, as `path`.png and `path`.svg."""
+        draw_figure(path, _draw, self.steps)
 
 
-class Progress:
-    """A progress bar on the first rank; `quiet` ones do nothing."""
-
-    def __init__(self, title: str, total: int, done: int = 0, quiet: bool = False) -> None:
-        hidden = quiet or distributed.rank() > 0
-        self._bar = tqdm(total=total, initial=done, desc=title, unit="pass", disable=hidden, leave=True)
-
-    def show(self, step: Step) -> None:
-        self._bar.set_postfix_str(f"loss {step.loss:.5f}, improved {step.improvement:.1e}", refresh=False)
-        self._bar.update()
-
-    def close(self) -> None:
-        self._bar.close()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *unused: Iterable[object]) -> None:
-        self.close()
+def _draw(axes: Any, steps: list[Step]) -> None:
+    for stage in dict.fromkeys(step.stage for step in steps):
+        part = [step for step in steps if step.stage == stage]
+        axes.plot([step.number for step in part], [step.loss for step in part], label=stage or None)
+    axes.set(xlabel="pass", ylabel="loss per example")
+    if len({step.stage for step in steps}) > 1:
+        axes.legend()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 
@@ -10,57 +11,84 @@ from npeff.decompose.als import gram, inner
 from npeff.decompose.blocks import Blocks
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.config import FitConfig
-from npeff.decompose.history import WINDOW, History, Progress
+from npeff.decompose.history import WINDOW, History
 from npeff.utils import distributed
 from npeff.utils.errors import UserError
 
 
 def start(blocks: Blocks, components: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """H from a normal distribution of deviation √2/√(Cp), [C, p], and W uniform on [0, 1], [m, C] of all ranks."""
+    """H normally distributed with deviation √2/√(Cp), [C, p], and W uniform on [0, 1], [m, C] of all ranks."""
     generator = torch.Generator().manual_seed(seed)
     H = torch.randn(components, blocks.dim, generator=generator) * math.sqrt(2 / (components * blocks.dim))
     return H, torch.rand(blocks.total_examples, components, generator=generator)
 
 
+@dataclass
+class PaperState:
+    """What a checkpoint holds besides H and W."""
+
+    history: History = field(default_factory=History)
+    stage_start: int = 0
+    """Step that the present stage began with."""
+    joint: bool = False
+    """Whether coefficients move too: the second stage."""
+
+
 class Paper:
-    """State of Algorithm 1. Memory: 4mC for W (twice that at the start), 12Cp, and the rows' own."""
+    """State of Algorithm 1. Memory: 4mC for W (twice that at the start), 12Cp, and the rows' own.
+
+    Args:
+        blocks: The rows.
+        H: Components to start from, [C, p].
+        W: Coefficients to start from, of all examples, [m, C].
+        config: Options of the fit.
+    """
 
     def __init__(self, blocks: Blocks, H: torch.Tensor, W: torch.Tensor, config: FitConfig) -> None:
         self.blocks, self.config = blocks, config
         self.H = H.to(blocks.device, torch.float32).clone()
         self.T = torch.empty_like(self.H)
-        self._set_coefficients(W)
-        self.norms = float(blocks.nonzero)
-        self.history = History()
-        self.stage_start = 0
+        self.W = self._split(W)
+        self.state = PaperState()
 
     def run(self, checkpoint: Checkpoint | None = None, quiet: bool = False) -> None:
-        """All steps of both stages, or fewer with τ; continue from a checkpoint if there is one."""
+        """Take all steps of both stages, or fewer with τ.
+
+        Args:
+            checkpoint: Where to keep checkpoints; continued from if there is one.
+            quiet: Show no progress bar.
+
+        Raises:
+            UserError: The learning rate is too high for these rows.
+        """
         options = self.config.paper
-        every = 10 * self.config.checkpoint_passes
-        joint = self._resume(checkpoint)
+        self._resume(checkpoint)
+        state, history = self.state, self.state.history
         total = options.frozen_steps + options.joint_steps
-        with Progress("npeff, as in the paper", total, len(self.history.steps), quiet) as progress:
-            while not (joint and self._stage_over(joint)):
+        with history.shown("npeff, as in the paper", total, len(history.steps), quiet):
+            while not (state.joint and self._stage_over()):
                 # printed: coefficients move from step N1 on, counted from 1
-                if not joint and self._stage_over(joint):
-                    joint, self.stage_start = True, len(self.history.steps)
-                loss = self.step(joint)
+                if not state.joint and self._stage_over():
+                    state.joint, state.stage_start = True, len(history.steps)
+                loss = self.step()
                 if not math.isfinite(loss):
                     raise UserError(
-                        f"The loss is not finite any more after {len(self.history.steps)} steps: the learning rate is "
+                        f"The loss is not finite any more after {len(history.steps)} steps: the learning rate is "
                         "too high for these rows. Lower frozen_rate and joint_rate (they are for sums over "
                         "all examples), or use the solver als, which has none."
                     )
-                progress.show(self.history.add(loss / self.norms, self._rate(joint), "joint" if joint else "frozen"))
-                if checkpoint and len(self.history.steps) % every == 0:
-                    state = {"history": self.history.to_dict(), "stage_start": self.stage_start, "joint": joint}
-                    checkpoint.save(len(self.history.steps), self.coefficient_parts(), {"H": self.H}, state)
-        taken = len(self.history.steps) - self.stage_start
-        self.history.ending = "all steps taken" if taken > options.joint_steps else "converged"
+                history.add(loss / self.blocks.nonzero, self._rate, "joint" if state.joint else "frozen")
+                if checkpoint and len(history.steps) % (10 * self.config.checkpoint_passes) == 0:
+                    checkpoint.save(len(history.steps), self.coefficient_parts(), {"H": self.H}, state)
+        taken = len(history.steps) - state.stage_start
+        history.ending = "all steps taken" if taken > options.joint_steps else "converged"
 
-    def step(self, joint: bool) -> float:
-        """One step; returns the loss at its start, after the coefficients have moved."""
+    def step(self) -> float:
+        """Take one step.
+
+        Returns:
+            The summed loss at its start, after the coefficients have moved.
+        """
         K = gram(self.H)
         Q = K.square()
         C = len(Q)
@@ -69,7 +97,7 @@ class Paper:
         for (block, rows), W in zip(self.blocks, self.W, strict=True):
             B = block.scaled(self.H @ rows.T)
             N = block.sum_rows(B.square())
-            if joint:
+            if self.state.joint:
                 D = Q.to(W) @ W
                 # 0/0 where a coefficient has vanished: it stays at zero
                 W.mul_(torch.where(D > 0, N / D, 0.0))
@@ -81,40 +109,35 @@ class Paper:
         S = sums[:-1].view(C, C)
         # T1 + T2 of the paper are 4(MH − T)
         gradient = self.T.addmm_((S * K).to(self.T), self.H, beta=-4, alpha=4)
-        self.H.add_(gradient, alpha=-self._rate(joint))
-        return self.norms - 2 * float(sums[-1]) + inner(S, Q)
+        self.H.add_(gradient, alpha=-self._rate)
+        return self.blocks.nonzero - 2 * float(sums[-1]) + inner(S, Q)
 
     def coefficient_parts(self) -> list[torch.Tensor]:
         """W of each block, [n, C]."""
         return [W.T for W in self.W]
 
-    def _rate(self, joint: bool) -> float:
-        return self.config.paper.joint_rate if joint else self.config.paper.frozen_rate
+    @property
+    def _rate(self) -> float:
+        return self.config.paper.joint_rate if self.state.joint else self.config.paper.frozen_rate
 
-    def _stage_over(self, joint: bool) -> bool:
-        options = self.config.paper
-        steps = self.history.steps[self.stage_start :]
-        if len(steps) >= (options.joint_steps + 1 if joint else options.frozen_steps - 1):
+    def _stage_over(self) -> bool:
+        options, every = self.config.paper, self.state.history.steps
+        steps = every[self.state.stage_start :]
+        if len(steps) >= (options.joint_steps + 1 if self.state.joint else options.frozen_steps - 1):
             return True
         if not options.tau or not steps or len(steps) % WINDOW:
             return False
-        before = self.history.steps[max(len(self.history.steps) - 1 - WINDOW, 0)].loss
-        return (before - steps[-1].loss) * self.norms < options.tau
+        before = every[max(len(every) - 1 - WINDOW, 0)].loss
+        return (before - steps[-1].loss) * self.blocks.nonzero < options.tau
 
-    def _resume(self, checkpoint: Checkpoint | None) -> bool:
-        found = checkpoint.load() if checkpoint else None
-        if found is None:
-            return False
-        W, shared, state = found
-        self.H.copy_(shared["H"])
-        self._set_coefficients(W)
-        self.history = History.from_dict(state["history"])
-        self.stage_start = int(state["stage_start"])
-        return bool(state["joint"])
+    def _resume(self, checkpoint: Checkpoint | None) -> None:
+        saved = checkpoint.load(PaperState) if checkpoint else None
+        if saved:
+            W, shared, self.state = saved
+            self.H.copy_(shared["H"])
+            self.W = self._split(W)
 
-    def _set_coefficients(self, W: torch.Tensor) -> None:
-        device = self.blocks.device
-        self.W = [
-            W[block.start : block.stop].T.to(device).clone(memory_format=torch.contiguous_format)
-            for block in self.blocks.blocks
-        ]
+    def _split(self, W: torch.Tensor) -> list[torch.Tensor]:
+        """Coefficients [C, n] of each block, from those of all examples [m, C]."""
+        parts = (W[block.start : block.stop].T.to(self.blocks.device) for block in self.blocks.blocks)
+        return [part.clone(memory_format=torch.contiguous_format) for part in parts]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from npeff.decompose.base import Decomposition
+import torch
+
+from npeff.decompose.base import CONFIG, Decomposition
 from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.config import DecomposeConfig, FitConfig, SolverConfig
+from npeff.decompose.config import DecomposeConfig, FitConfig, suggest_components
 from npeff.decompose.methods import create, kind_of, load
+from npeff.decompose.records import Notes, Replay, SavedDecomposition
 from npeff.store.layout import DECOMPOSITIONS, choose_decomposition, decomposition_folder
 from npeff.store.rows import SubsetRows, hold_out
 from npeff.store.run import Run
 from npeff.utils import distributed
-from npeff.utils.configs import to_dict
+from npeff.utils.configs import read_record, to_dict, write_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one
 
@@ -37,63 +40,98 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
     """
     distributed.start()
     run = Run.open(config.run)
-    fit_config = FitConfig(**{item.name: getattr(config, item.name) for item in dataclasses.fields(FitConfig)})
-    name = config.decomposition or f"{config.method}-{config.components}-{config.seed}"
+    fit_config = config.with_components(config.components or _choose_components(run, config))
+    name = config.decomposition or f"{config.method}-{fit_config.components}-{config.seed}"
     parent = run.path / DECOMPOSITIONS
     directory = parent / name
     first = distributed.rank() == 0
     with only_one(parent, active=first):
-        done = _finished(directory, run, fit_config, config)
+        decomposition = _finished(directory, run, fit_config, config)
         distributed.barrier()
-        checkpoint = Checkpoint(
-            run.path / DECOMPOSITIONS / f".{name}.checkpoint", fit_key(run, fit_config, config.holdout)
-        )
-        if done is not None:
-            if done.history.ending != "out of passes":  # else a kill has come between the last two steps
-                checkpoint.clear()
+        checkpoint = Checkpoint(parent / f".{name}.checkpoint", fit_key(run, fit_config, config.holdout))
+        if decomposition is None:
+            decomposition = fit(run, fit_config, config.holdout, checkpoint, quiet=False)
             if first:
-                print(f"{directory} is already there.")
-                if made_for is None and "made_for" in done.notes:  # from now on it is wanted for its own sake
-                    del done.notes["made_for"]
-                    done.save(directory)
-            return done
-        decomposition = fit(run, fit_config, config.holdout, checkpoint, quiet=False)
-        if first:
-            decomposition.notes |= {
-                "replay": {"command": "decompose", "config": to_dict(config) | {"decomposition": name}},
-                "made": datetime.now(UTC).isoformat(timespec="microseconds"),
-                **({"made_for": made_for} if made_for else {}),
-            }
-            decomposition.save(directory)
+                options = to_dict(config) | {"decomposition": name, "components": fit_config.components}
+                decomposition.notes.replay = Replay("decompose", options)
+                decomposition.notes.made = datetime.now(UTC).isoformat(timespec="microseconds")
+                decomposition.notes.made_for = made_for
+                decomposition.save(directory)
+                _print_result(decomposition, directory)
+        elif first:
+            print(f"{directory} is already there, and is not made again.")
+            if made_for is None:
+                _want(directory, decomposition.notes)
         if decomposition.history.ending != "out of passes":  # else more passes may be asked for
             checkpoint.clear()
-    if first:
-        print(decomposition.history.verdict(config.tolerance))
-        if config.holdout:
-            notes = decomposition.notes
-            print(f"Loss per example: {notes['held_in_loss']:.4f} held in, {notes['held_out_loss']:.4f} held out.")
-        print(f"{config.components} components in {directory}")
     return decomposition
+
+
+def _choose_components(run: Run, config: DecomposeConfig) -> int:
+    """How many components to take if the user does not say."""
+    source = run.source(kind_of(config.method))
+    examples = round(int((source.ranks > 0).sum()) * (1 - config.holdout))
+    count = suggest_components(examples, config.method, source.dim)
+    if distributed.rank() == 0:
+        print(f"{count} components for {examples} examples: --components takes another number.")
+    return count
+
+
+def _print_result(decomposition: Decomposition, directory: Path) -> None:
+    print(decomposition.history.verdict(decomposition.config.tolerance))
+    notes = decomposition.notes
+    losses = [
+        f"{loss:.4f} held {where}"
+        for loss, where in ((notes.held_in_loss, "in"), (notes.held_out_loss, "out"))
+        if loss is not None
+    ]
+    if losses:
+        print(f"Loss per example: {', '.join(losses)}.")
+    print(f"{decomposition.config.components} components in {directory}")
+
+
+def _want(directory: Path, notes: Notes) -> None:
+    """Note that a decomposition is wanted for its own sake from now on."""
+    if notes.made_for is not None:
+        notes.made_for = None
+        saved = read_record(SavedDecomposition, directory / CONFIG)
+        write_record(directory / CONFIG, replace(saved, notes=notes), sealed=True)
 
 
 def fit(
     run: Run, config: FitConfig, holdout: float = 0.0, checkpoint: Checkpoint | None = None, quiet: bool = True
 ) -> Decomposition:
-    """Fit the held-in examples of a run; coefficients and residuals are of all examples."""
+    """Fit the held-in examples of a run.
+
+    Args:
+        run: The run.
+        config: Options of the fit.
+        holdout: Share of examples to hold out.
+        checkpoint: Where to keep checkpoints, and to continue from.
+        quiet: Show no progress bar.
+
+    Returns:
+        The decomposition, with coefficients and residuals of all examples.
+    """
     source = run.source(kind_of(config.method))
     decomposition = create(config, checkpoint, quiet)
-    decomposition.notes["run"] = run.fingerprint
+    notes = decomposition.notes
+    notes.run = run.fingerprint
     if not holdout:
         return decomposition.fit(source)
     held_in, held_out = hold_out(len(source.ranks), holdout, config.seed)
     decomposition.fit(SubsetRows(source, held_in))
     decomposition.coefficients, decomposition.residuals = decomposition.explain(source)
+    notes.holdout, notes.held_out = holdout, held_out.tolist()
     usable = source.ranks > 0
-    for name, examples in (("held_in_loss", held_in), ("held_out_loss", held_out)):
-        of_these = decomposition.residuals[examples[usable[examples]]]
-        decomposition.notes[name] = float(of_these.double().mean()) if len(of_these) else None
-    decomposition.notes |= {"holdout": holdout, "held_out": held_out.tolist()}
+    notes.held_in_loss, notes.held_out_loss = (
+        _mean(decomposition.residuals[examples[usable[examples]]]) for examples in (held_in, held_out)
+    )
     return decomposition
+
+
+def _mean(residuals: torch.Tensor) -> float | None:
+    return float(residuals.double().mean()) if len(residuals) else None
 
 
 def open_decomposition(run: Run, name: str | None = None) -> Decomposition:
@@ -124,17 +162,29 @@ def _finished(directory: Path, run: Run, fit_config: FitConfig, config: Decompos
 
     With more passes or another tolerance a fit goes on; other options under the same name are an error.
     """
-    if not (directory / "config.json").exists() or config.overwrite:
+    if not (directory / CONFIG).exists() or config.overwrite:
         return None
     old = load(directory, run.fingerprint)
-    if fit_key(run, old.config, old.notes.get("holdout", 0.0)) != fit_key(run, fit_config, config.holdout):
-        raise UserError(f"{directory} was made with other options: choose another --decomposition, or --overwrite it.")
+    before, now = (
+        _identity(each, holdout) for each, holdout in ((old.config, old.notes.holdout), (fit_config, config.holdout))
+    )
+    other = [f"{name} {before[name]}, not {now[name]}" for name in now if before[name] != now[name]]
+    if other:
+        raise UserError(
+            f"{directory} was made with other options ({'; '.join(other)}). Choose another --decomposition, or "
+            f"--overwrite it."
+        )
     same_length = all(getattr(old.config, name) == getattr(fit_config, name) for name in ("max_passes", "tolerance"))
     return old if same_length else None
 
 
-def fit_key(run: Run, config: SolverConfig, holdout: float) -> str:
+def _identity(config: FitConfig, holdout: float) -> dict[str, object]:
+    """The options that say which fit it is."""
+    return {name: value for name, value in to_dict(config).items() if name not in _NOT_IDENTITY} | {"holdout": holdout}
+
+
+def fit_key(run: Run, config: FitConfig, holdout: float) -> str:
     """Hash of what makes two fits the same, but for how long they run and where."""
-    values = {name: value for name, value in to_dict(config).items() if name not in _NOT_IDENTITY}
-    text = json.dumps([run.fingerprint, holdout, values], sort_keys=True)
+    values = _identity(config, holdout)
+    text = json.dumps([run.fingerprint, values.pop("holdout"), values], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Blocks
-from npeff.decompose.checks import check_dim, check_examples
 from npeff.decompose.config import SaeConfig
-from npeff.decompose.history import WINDOW, History, Progress
+from npeff.decompose.history import WINDOW, History
 from npeff.store.rows import RowSource
 from npeff.utils import distributed
-from npeff.utils.device import choose_device
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
@@ -21,6 +21,15 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 def steps_per_entry(options: SaeConfig) -> int:
     """Steps of the optimiser between two entries of the history."""
     return max(1, options.sae_patience // WINDOW)
+
+
+@dataclass
+class SaeState:
+    """What a checkpoint holds besides parameters and moments."""
+
+    done: int
+    """Steps of the optimiser."""
+    history: History
 
 
 class Sae(Decomposition):
@@ -31,16 +40,15 @@ class Sae(Decomposition):
     """
 
     kind = "activation"
+    tensors = (*Decomposition.tensors, "encoder", "bias")
 
     encoder: torch.Tensor
     bias: torch.Tensor
 
     def fit(self, source: RowSource) -> Self:
-        device = choose_device(self.config.device, double=True)
-        blocks = Blocks(source, self.config.chunk, device, keep_bytes=float("inf"), shard=False)
-        check_examples(blocks, self.config.components)
-        kept = blocks.kept_rows() or []
-        x = torch.cat(kept)
+        blocks = self._blocks(source, keep_bytes=float("inf"), shard=False)
+        self._check_examples(blocks, source.dim)
+        x = blocks.all_rows()
         self._train(x[(x != 0).any(dim=1)])
         self.coefficients, self.residuals = self.explain(source)
         self.history.add(float(self.residuals.double().sum()) / blocks.nonzero)
@@ -54,26 +62,25 @@ class Sae(Decomposition):
         parameters = [E, E.clone(), x.mean(dim=0)]
         moments = [torch.zeros_like(value) for value in parameters for _ in BETAS]
         done, recent = 0, 0.0
-        found = self.checkpoint.load() if self.checkpoint else None
-        if found:
-            tensors = [found[1][f"tensor{i}"].to(x.device) for i in range(3 + len(moments))]
+        saved = self.checkpoint.load(SaeState) if self.checkpoint else None
+        if saved:
+            tensors = [saved[1][f"tensor{i}"].to(x.device) for i in range(3 + len(moments))]
             parameters, moments = tensors[:3], tensors[3:]
-            done, self.history = int(found[2]["done"]), History.from_dict(found[2]["history"])
-        with Progress("sae", options.sae_steps // every, done // every, self.quiet) as progress:
+            done, self.history = saved[2].done, saved[2].history
+        with self.history.shown("sae", options.sae_steps // every, done // every, self.quiet):
             while done < options.sae_steps:
                 recent += self._step(x, parameters, moments, done, batch)
                 done += 1
                 if done % every:
                     continue
-                progress.show(self.history.add(recent / every))
+                self.history.add(recent / every)
                 recent = 0.0
                 if self.history.settled(self.config.tolerance):
                     self.history.ending = "converged"
                     break
                 if self.checkpoint and done % (every * self.config.checkpoint_passes) == 0:
                     named = {f"tensor{i}": value.detach() for i, value in enumerate([*parameters, *moments])}
-                    state = {"done": done, "history": self.history.to_dict()}
-                    self.checkpoint.save(done, [], named, state)
+                    self.checkpoint.save(done, [], named, SaeState(done, self.history))
             else:
                 self.history.ending = "out of passes"
         self.encoder, self.components, self.bias = (value.detach().cpu() for value in parameters)
@@ -108,31 +115,29 @@ class Sae(Decomposition):
         return float(flat[-1])
 
     @torch.no_grad()
-    def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
-        check_dim(source, self.components)
-        blocks = Blocks(source, self.config.chunk, choose_device(self.config.device, double=True))
+    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         E, D, b = (value.to(blocks.device) for value in (self.encoder, self.components, self.bias))
-        coefficients, residuals = [], []
         for block, rows in blocks:
-            x = rows.new_zeros(block.examples, blocks.dim)
-            owner = torch.arange(block.examples, device=x.device) if block.owner is None else block.owner
-            x[owner] = rows if block.scale is None else rows * block.scale[:, None]
+            x = block.one_row_each(rows)
             z, reconstruction = encode(x, E, D, b, self.config.sae.top_k)
-            coefficients.append(z * block.norms[:, None])
-            residuals.append((x - reconstruction).square().sum(dim=1) * block.norms)
-        return blocks.gather(coefficients), blocks.gather(residuals)
-
-    def extra(self) -> dict[str, torch.Tensor]:
-        return {"encoder": self.encoder, "bias": self.bias}
-
-    def restore(self, extra: dict[str, torch.Tensor]) -> None:
-        self.encoder, self.bias = extra["encoder"], extra["bias"]
+            yield z * block.norms[:, None], (x - reconstruction).square().sum(dim=1) * block.norms
 
 
 def encode(
     x: torch.Tensor, E: torch.Tensor, D: torch.Tensor, b: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents [n, C], the k largest of each example and only positive ones, and the reconstruction [n, d]."""
+    """Latents and reconstruction of examples.
+
+    Args:
+        x: Examples, [n, d].
+        E: Encoder, [C, d].
+        D: Decoder, [C, d].
+        b: Bias, [d].
+        k: Most latents of an example.
+
+    Returns:
+        Latents [n, C], the k largest of each example and of these only positive ones, and the reconstruction [n, d].
+    """
     latents = (x - b) @ E.T
     values, which = latents.topk(min(k, len(E)), dim=1)
     z = torch.zeros_like(latents).scatter(1, which, values.relu())

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Self
 
 import torch
 
 from npeff.decompose.base import Decomposition, Order
 from npeff.decompose.blocks import Blocks
-from npeff.decompose.checks import check_dim, check_examples
-from npeff.decompose.history import Progress
-from npeff.decompose.rotate import Rotation
 from npeff.store.rows import RowSource
 from npeff.utils import distributed
-from npeff.utils.device import choose_device
-from npeff.utils.errors import UserError
 
 EXACT = 4096
 """Up to this size the smaller Gram matrix is formed and its eigenvectors computed; beyond, subspace iteration."""
@@ -34,16 +30,9 @@ class GradientSvd(Decomposition):
     orders: ClassVar[tuple[Order, ...]] = ("positive", "negative", "absolute")
 
     def fit(self, source: RowSource) -> Self:
-        config = self.config
-        device, memory = choose_device(config.device, double=True), config.memory_gb * 1e9
-        rotation = Rotation(source, config.chunk, device) if Rotation.pays(source, memory) else None
-        blocks = Blocks(rotation.source if rotation else source, config.chunk, device, memory)
-        check_examples(blocks, config.components)
-        if config.components > source.dim:
-            raise UserError(
-                f"An SVD of rows with {source.dim} numbers has at most {source.dim} components, "
-                f"not {config.components}."
-            )
+        rotation = self._rotation(source)
+        blocks = self._blocks(rotation.source if rotation else source, self._memory)
+        self._check_examples(blocks, source.dim)
         exact = blocks.dim <= EXACT
         vectors = self._exact(blocks) if exact else self._iterate(blocks)
         if rotation:
@@ -61,7 +50,7 @@ class GradientSvd(Decomposition):
         """Leading eigenvectors of GᵀG, [C, p]."""
         gram = torch.zeros(blocks.dim, blocks.dim, dtype=torch.float64, device=blocks.device)
         for block, rows in blocks:
-            scaled = rows if block.scale is None else rows * block.scale[:, None]
+            scaled = block.scaled_rows(rows)
             gram += (scaled.T @ scaled).double()
         distributed.sum_over_ranks(gram)
         return torch.linalg.eigh(gram)[1].flip(1)[:, : self.config.components].T.float()
@@ -73,7 +62,7 @@ class GradientSvd(Decomposition):
         generator = torch.Generator().manual_seed(config.seed)
         basis = torch.randn(size, blocks.dim, generator=generator).to(blocks.device)
         basis = torch.linalg.qr(basis.T)[0].T.contiguous()
-        with Progress(config.method, config.max_passes, 0, self.quiet) as progress:
+        with self.history.shown(config.method, config.max_passes, 0, self.quiet):
             for _ in range(config.max_passes):
                 product, inner = torch.zeros_like(basis), torch.zeros(size, size, dtype=torch.float64)
                 for block, rows in blocks:
@@ -84,7 +73,7 @@ class GradientSvd(Decomposition):
                 distributed.sum_over_ranks(inner)
                 values, turn = torch.linalg.eigh(inner)  # Rayleigh-Ritz: the best vectors inside the basis
                 kept = values[-config.components :].sum()
-                progress.show(self.history.add(1 - float(kept) / blocks.nonzero))
+                self.history.add(1 - float(kept) / blocks.nonzero)
                 turn = turn.flip(1).T.to(basis)
                 if self.history.settled(config.tolerance):
                     self.history.ending = "converged"
@@ -93,16 +82,11 @@ class GradientSvd(Decomposition):
         self.history.ending = "out of passes"
         return (turn @ basis)[: config.components] if config.max_passes == 1 else basis[: config.components]
 
-    def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
-        check_dim(source, self.components)
-        blocks = Blocks(source, self.config.chunk, choose_device(self.config.device, double=True))
+    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         vectors = self.components.to(blocks.device)
-        coefficients, residuals = [], []
         for block, rows in blocks:
             part = block.sum_rows(block.scaled(vectors @ rows.T))
-            coefficients.append(part.T)
-            residuals.append((block.norms - part.square().sum(dim=0)).clamp_(min=0))
-        return blocks.gather(coefficients), blocks.gather(residuals)
+            yield part.T, (block.norms - part.square().sum(dim=0)).clamp_(min=0)
 
 
 class ActivationSvd(GradientSvd):

@@ -93,7 +93,8 @@ def _measure(config: DecomposeConfig, threads: int) -> dict[str, Any]:
     device = choose_device(config.device, double=True)
     before = _memory(device, "VmRSS")
     run = Run.open(config.run)
-    options = FitConfig(**{item.name: getattr(config, item.name) for item in dataclasses.fields(FitConfig)})
+    assert config.components is not None
+    options = config.with_components(config.components)
     begin = time.perf_counter()
     decomposition = fit(run, options, config.holdout)  # without checkpoints: a fit that was continued has no time
     seconds = time.perf_counter() - begin

@@ -44,11 +44,11 @@ def perturbations(shop: Workshop, bench: Bench, step: Step) -> Findings:
     examples, scale, paper = len(bench.run.table), shop.scale, bench.paper
     for method in step.methods:
         fit = shop.fit_config(bench, method)
-        shop.fit(bench, method)
+        components = shop.fit(bench, method).config.components
         config = PerturbConfig(
             str(bench.run.path),
             fit.decomposition,
-            count=scale.perturbed(paper, step.options.get("count", PERTURBED), fit.components),
+            count=scale.perturbed(paper, step.options.get("count", PERTURBED), components),
             random=scale.count(paper, step.options.get("random", RANDOM), max(1, examples // 4)),
             way="lift" if scale.is_small(paper) else "sensing",
             direction="reject",
@@ -98,8 +98,8 @@ def in_context(shop: Workshop, bench: Bench, step: Step) -> Findings:
 def held_out(shop: Workshop, bench: Bench, step: Step) -> Findings:
     """Losses held in and held out, and tunings on the held-out examples."""
     decomposition = shop.fit(bench)
-    yield Value({"measure": "Recon-In"}, decomposition.notes["held_in_loss"])
-    yield Value({"measure": "Recon-Out"}, decomposition.notes["held_out_loss"])
+    yield Value({"measure": "Recon-In"}, decomposition.notes.held_in_loss)
+    yield Value({"measure": "Recon-Out"}, decomposition.notes.held_out_loss)
     for measure, share in zip(("Pred", "LnP"), held_out_tunings(bench.run, decomposition, TOP), strict=True):
         yield Value({"measure": measure}, None if share is None else 100 * share)
 

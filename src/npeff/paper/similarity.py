@@ -107,7 +107,7 @@ def _fit_rows(shop: Workshop, bench: Bench, rank: int | None, seed: int) -> Deco
     if rank is None:
         return shop.fit(_with(shop, bench, seed=seed))
     asked = shop.fit_config(_with(shop, bench, seed=seed))
-    config = FitConfig(components=asked.components, seed=seed, solver=asked.solver, device=asked.device)
+    config = FitConfig(components=bench.here.components, seed=seed, solver=asked.solver, device=asked.device)
     if asked.solver == "paper":
         config = replace(config, paper=asked.paper)
     else:

@@ -55,7 +55,7 @@ def check_method(decomposition: Decomposition) -> None:
 
 def fitted_coefficients(decomposition: Decomposition) -> torch.Tensor:
     """Coefficients [m, C] with those of held-out examples at zero: components are no sums of their rows."""
-    held_out = decomposition.notes.get("held_out")
+    held_out = decomposition.notes.held_out
     if not held_out:
         return decomposition.coefficients
     coefficients = decomposition.coefficients.clone()
