@@ -76,6 +76,18 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
     return decomposition
 
 
+def default_components(usable: int) -> int:
+    """How many components to take if nobody says: at least eight examples for each, a power of two, at most 128.
+
+    Args:
+        usable: Number of examples that can be decomposed.
+
+    Returns:
+        Number of components, at least 2.
+    """
+    return min(128, 2 ** max(1, (usable // 8).bit_length() - 1))
+
+
 def fit(
     run: Run, config: FitConfig, holdout: float = 0.0, checkpoint: Checkpoint | None = None, quiet: bool = True
 ) -> Decomposition:
