@@ -44,7 +44,7 @@ def test_ten_lines(tmp_path, model_directory, review_file, monkeypatch, capsys):
     arguments = ["script.py", str(tmp_path / "run"), str(model_directory), str(review_file)]
     monkeypatch.setattr(sys, "argv", arguments)
     exec(TEN_LINES, {})
-    assert "a film of great charm (" in capsys.readouterr().out.splitlines()[-1]
+    assert "a film of great charm ProbedComponent(" in capsys.readouterr().out.splitlines()[-1]
     assert len(TEN_LINES.strip().splitlines()) <= 10
 
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from npeff.analyse import probe as probing
 from npeff.analyse import ranking
-from npeff.analyse.compare import compare
+from npeff.analyse.compare import Comparison, compare
 from npeff.analyse.config import AnalyseConfig, CompareConfig, StabilityConfig, SweepConfig
 from npeff.analyse.probe import Probe
-from npeff.analyse.records import Analysis
+from npeff.analyse.records import Analysis, Stability
 from npeff.analyse.run import analyse, read_analysis
 from npeff.analyse.stability import stability
-from npeff.analyse.sweep import Row, sweep
+from npeff.analyse.sweep import Sweep, sweep
 from npeff.collect.config import CollectConfig
 from npeff.collect.estimate import Estimate, estimate_collection
 from npeff.collect.run import collect
@@ -202,17 +202,17 @@ def analyse_run(run: AnyRun, decomposition: str | None = None, **options: Any) -
     return analysis
 
 
-def compare_run(run: AnyRun, **options: Any) -> Path:
+def compare_run(run: AnyRun, **options: Any) -> Comparison:
     """All methods side by side on one run. Options and result are those of `npeff compare`."""
     return compare(from_options(CompareConfig, {"run": _path(run), **options}))
 
 
-def stability_run(run: AnyRun, **options: Any) -> Path:
+def stability_run(run: AnyRun, **options: Any) -> Stability:
     """Whether other seeds find the same components. Options and result are those of `npeff stability`."""
     return stability(from_options(StabilityConfig, {"run": _path(run), **options}))
 
 
-def sweep_run(run: AnyRun, **options: Any) -> list[Row]:
+def sweep_run(run: AnyRun, **options: Any) -> Sweep:
     """Held-out loss and tunings for several numbers of components. Options and result are those of `npeff sweep`."""
     return sweep(from_options(SweepConfig, {"run": _path(run), **options}))
 

@@ -95,9 +95,8 @@ def demo(config: DemoConfig | None = None) -> Path:
     print("\n5. Page", flush=True)
     page = export_site(run, path / SITE).absolute()
     _print_highlights(analysis, run, ratios)
-    print(
-        f"\nThe page: {page}\nOpen it from disk, or serve it with themes and texts of your own:\n\n{_how_to_explore(path)}"
-    )
+    print(f"\nThe page: {page}\nOpen it from disk, or serve it with themes and texts of your own:\n")
+    print(_how_to_explore(path))
     return page
 
 
@@ -198,8 +197,6 @@ def _print_highlights(analysis: Analysis, run: Run, ratios: dict[int, float], sh
             share = f"{first.shares[place]:.0%}" if first.shares else ""
             print(f"    {share:>4} {predictions[example]:9} {texts[example]}")
         if component.number in ratios:
-            print(
-                f"    Changing the model along it changes the answers of its top examples "
-                f"{ratios[component.number]:.3g} times as\n    much as those of random ones (in-sample: the top examples "
-                f"also made the direction)."
-            )
+            times = f"{ratios[component.number]:.3g} times as much as those of random ones"
+            print(f"    Changing the model along it changes the answers of its top examples {times}")
+            print("    (in-sample: the top examples also made the direction).")

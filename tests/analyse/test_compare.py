@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from npeff import cli
-from npeff.analyse.compare import compare, markdown
+from npeff.analyse.compare import ComparedMethod, Comparison, compare, table
 from npeff.analyse.config import CompareConfig
-from npeff.decompose.config import METHODS, SaeConfig
+from npeff.analyse.records import Rate
+from npeff.analyse.run import read_analysis
+from npeff.decompose.config import METHODS, DecomposeConfig, SaeConfig
+from npeff.decompose.run import decompose
+from npeff.store.layout import choose_decomposition
+from npeff.utils.configs import read_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json, write_json
+from npeff.utils.files import write_json
 from tests.synthetic import make_run
 
 
 def test_all_methods_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
     config = CompareConfig(str(run.path), components=6, top=8, sae=SaeConfig(top_k=3, sae_steps=50))
-    directory = compare(config)
-    found = read_json(directory / "table.json")
-    assert [row["method"] for row in found["rows"]] == list(METHODS)
-    for row in found["rows"]:
-        analysis = read_json(run.path / "decompositions" / f"{row['method']}-6-0" / "analysis/analysis.json")
-        assert row["tunings"] == analysis["tunings"]
+    comparison, directory = compare(config), run.path / "comparisons/6-0"
+    assert read_record(Comparison, directory / "table.json") == comparison
+    assert [row.method for row in comparison.rows] == list(METHODS)
+    for compared in comparison.rows:
+        assert compared.tunings == read_analysis(run, f"{compared.method}-6-0").tunings
     assert (directory / "table.md").read_text() in capsys.readouterr().out
     rows = list(csv.DictReader((directory / "table.csv").open(encoding="utf-8")))
     assert [row["method"] for row in rows] == ["NPEFF", "G-NPEFF", "GC", "SAE", "SVD-G", "SVD-A"]
@@ -39,30 +43,41 @@ def test_methods_without_rows_are_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
     run.manifest["identity"]["collected"] = ["gradient"]
     write_json(run.path / "manifest.json", run.manifest)
-    directory = compare(CompareConfig(str(run.path), components=20, methods=("npeff", "clusters", "svd-gradients")))
-    found = read_json(directory / "table.json")
-    assert [row["method"] for row in found["rows"]] == ["clusters"]
-    assert found["missing"] == {
+    comparison = compare(CompareConfig(str(run.path), components=20, methods=("npeff", "clusters", "svd-gradients")))
+    assert [row.method for row in comparison.rows] == ["clusters"]
+    assert comparison.missing == {
         "npeff": "the run was collected without fisher rows",
-        "svd-gradients": "rows of 16 numbers have no 20 singular vectors",
+        "svd-gradients": "rows of 16 entries have no 20 singular vectors",
     }
+    text = (run.path / "comparisons/20-0/table.md").read_text()
+    assert "NPEFF is left out: the run was collected without fisher rows." in text
     with pytest.raises(UserError, match="none of these methods"):
         compare(CompareConfig(str(run.path), methods=("npeff",)))
 
 
-def row(title: str, lnp: float | None) -> dict[str, Any]:
-    rate = {"share": 0.5, "low": 0, "high": 1, "expected": 1e-6, "tuned": 1, "of": 2}
-    tunings = {"prediction": rate, "label": rate, "lnp": None if lnp is None else {**rate, "share": lnp}}
-    return {"title": title, "tunings": tunings, "left_out": 1, "components": 3}
+def test_the_number_of_components_is_chosen_from_the_number_of_examples(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
+    comparison = compare(CompareConfig(str(run.path), methods=("clusters",)))
+    assert comparison.options["components"] == comparison.rows[0].components == 8
+    assert choose_decomposition(run.path, None) == "clusters-8-0"  # there is no other
+    decompose(DecomposeConfig(run=str(run.path), components=3))
+    compare(CompareConfig(str(run.path), methods=("clusters", "npeff"), components=4))
+    assert choose_decomposition(run.path, None) == "npeff-3-0"
+
+
+def row(title: str, lnp: float | None) -> ComparedMethod:
+    rate = Rate(tuned=1, of=2, low=0, high=1, expected=1e-6, share=0.5)
+    tunings = {"prediction": rate, "label": rate, "lnp": None if lnp is None else replace(rate, share=lnp)}
+    return ComparedMethod("npeff", title, title, 3, 2, 1, 16, None, tunings, ["positive"])  # type: ignore[arg-type]
 
 
 def test_the_best_lnp_is_bold_and_the_second_underlined() -> None:
-    found = {"task": "t", "model": "m", "options": {"components": 3}, "missing": {}}
-    text = markdown({**found, "rows": [row("NPEFF", 0.2), row("GC", 0.0), row("SAE", 0.1), row("SVD-G", None)]})
+    rows = [row("NPEFF", 0.2), row("GC", 0.0), row("SAE", 0.1), row("SVD-G", None)]
+    text = table(Comparison("0", "run", "t", "m", {"components": 3}, rows, {})).markdown()
     assert "| NPEFF | 50.0 | 50.0 | **20.0** | 0.0001% | 0.0001% | 1 of 3 |" in text
     assert "| SAE | 50.0 | 50.0 | <u>10.0</u> |" in text
     assert "| GC | 50.0 | 50.0 | 0.0 |" in text
-    assert "| SVD-G | 50.0 | 50.0 |  | 0.0001% |  |" in text
+    assert "| SVD-G | 50.0 | 50.0 | | 0.0001% | |" in text
 
 
 def test_the_command_line() -> None:

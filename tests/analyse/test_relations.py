@@ -14,7 +14,8 @@ import torch
 
 from npeff.analyse import matching
 from npeff.analyse import relations as module
-from npeff.analyse.relations import Member, Relations, chains, choose_pairs, read_members, relate
+from npeff.analyse.relations import Member, chains, choose_pairs, read_members, relate
+from npeff.analyse.relatives import Relations
 from npeff.decompose.config import FitConfig
 from npeff.decompose.methods import create
 from npeff.decompose.run import open_decomposition
@@ -86,29 +87,29 @@ def test_a_pair_equals_brute_force(
     first, second = (open_decomposition(run, name) for name in (one, other))
     W = cosines(first.coefficients.numpy(), second.coefficients.numpy())
     H = cosines(first.components.T.numpy(), second.components.T.numpy())
-    pairs = found["matched"]
+    pairs = found.matched
     total = sum(W[i, j] for i, j in enumerate(best_matching(W)))
-    assert sorted(pairs["first"]) == list(range(4))
-    assert len(set(pairs["second"])) == 4
-    assert sum(pairs["coefficients"]) == pytest.approx(total, abs=1e-3)
-    assert pairs["coefficients"] == sorted(pairs["coefficients"], reverse=True)
-    assert pairs["coefficients"] == pytest.approx(W[pairs["first"], pairs["second"]].tolist(), abs=1e-4)
-    assert found["coefficients"] == pytest.approx(total / 4, abs=1e-3)
-    assert found["best"] == pytest.approx(np.concatenate([W.max(axis=1), W.max(axis=0)]).mean(), abs=1e-4)
+    assert sorted(pairs.first) == list(range(4))
+    assert len(set(pairs.second)) == 4
+    assert sum(pairs.coefficients) == pytest.approx(total, abs=1e-3)
+    assert pairs.coefficients == sorted(pairs.coefficients, reverse=True)
+    assert pairs.coefficients == pytest.approx(W[pairs.first, pairs.second].tolist(), abs=1e-4)
+    assert found.coefficients == pytest.approx(total / 4, abs=1e-3)
+    assert found.best == pytest.approx(np.concatenate([W.max(axis=1), W.max(axis=0)]).mean(), abs=1e-4)
     if not vectors:
-        assert (found["components"], found["by_components"], pairs["components"]) == (None, None, None)
+        assert (found.components, found.by_components, pairs.components) == (None, None, None)
     else:
         by_vectors = best_matching(H)
-        assert dict(zip(found["by_components"]["first"], found["by_components"]["second"], strict=True)) == dict(
+        assert dict(zip(found.by_components.first, found.by_components.second, strict=True)) == dict(
             enumerate(by_vectors)
         )
-        assert found["components"] == pytest.approx(np.mean([H[i, j] for i, j in enumerate(by_vectors)]), abs=1e-4)
-        assert pairs["components"] == pytest.approx(H[pairs["first"], pairs["second"]].tolist(), abs=1e-4)
+        assert found.components == pytest.approx(np.mean([H[i, j] for i, j in enumerate(by_vectors)]), abs=1e-4)
+        assert pairs.components == pytest.approx(H[pairs.first, pairs.second].tolist(), abs=1e-4)
     if other != "c":
-        assert found["parents"] is None
+        assert found.parents is None
     else:
-        assert found["parents"]["first"] == [*W[:, :-1].argmax(axis=0).tolist(), matching.NOBODY]  # the last is dead
-        assert found["parents"]["coefficients"] == pytest.approx(W.max(axis=0).tolist(), abs=1e-4)
+        assert found.parents.first == [*W[:, :-1].argmax(axis=0).tolist(), matching.NOBODY]  # the last is dead
+        assert found.parents.coefficients == pytest.approx(W.max(axis=0).tolist(), abs=1e-4)
 
 
 def members(*described: tuple[str, int, int]) -> list[Member]:
@@ -232,7 +233,7 @@ def test_one_decomposition_has_no_relatives(tmp_path: Path) -> None:
 
 def records(run: Run, label: str) -> dict[int, dict[str, Any]]:
     found = json.loads((run.path / "perturbations" / label / "results.json").read_text(encoding="utf-8"))
-    return {record["component"]: record for record in found["components"]}
+    return {record["component"]: record for record in found.components}
 
 
 def test_experts_of_a_layer_are_put_together() -> None:

@@ -10,9 +10,9 @@ import torch
 
 from npeff.analyse import spectra as module
 from npeff.analyse.config import SpectraConfig
-from npeff.analyse.spectra import eigenvalues, spectra, summarise
+from npeff.analyse.spectra import Spectra, eigenvalues, mean_shares, spectra
 from npeff.store.rows import ArrayRows
-from npeff.utils.files import read_json
+from npeff.utils.configs import read_record
 from tests.synthetic import make_run
 
 
@@ -30,19 +30,19 @@ def test_eigenvalues_equal_those_of_the_dense_fishers(monkeypatch: pytest.Monkey
 
 
 def test_shares_kept_by_hand() -> None:
-    found = summarise(np.array([[0.75, 0.25], [1.0, 0.0]]))
-    assert found["decay"] == pytest.approx([0.875, 0.125])
-    assert found["kept_trace"] == pytest.approx([0.875, 1])
-    assert found["kept_norm"] == pytest.approx([(0.75 / np.sqrt(0.625) + 1) / 2, 1])
+    decay, kept_trace, kept_norm = mean_shares(np.array([[0.75, 0.25], [1.0, 0.0]]))
+    assert decay == pytest.approx([0.875, 0.125])
+    assert kept_trace == pytest.approx([0.875, 1])
+    assert kept_norm == pytest.approx([(0.75 / np.sqrt(0.625) + 1) / 2, 1])
 
 
 def test_the_command(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(30)], aside=[2])
-    directory = spectra(SpectraConfig(str(run.path)))
-    found = read_json(directory / "spectra.json")
-    assert found["examples"] == 29
-    assert found["kept_norm"] == pytest.approx([1.0])  # rank one
+    found, directory = spectra(SpectraConfig(str(run.path))), run.path / "spectra"
+    assert read_record(Spectra, directory / "spectra.json") == found
+    assert found.examples == 29
+    assert found.kept_norm == pytest.approx([1.0])  # rank one
     assert {file.name for file in directory.iterdir()} == {
         f"spectra.{kind}" for kind in ("json", "csv", "md", "tex", "png", "svg")
     }
-    assert "| 1 | 100 | 100.0 | 100.0 |" in (directory / "spectra.md").read_text()
+    assert "| 1 | 100.000% | 100.0% | 100.0% |" in (directory / "spectra.md").read_text()

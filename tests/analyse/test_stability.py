@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from npeff import cli
 from npeff.analyse.config import StabilityConfig
+from npeff.analyse.records import Level, Split, Stability
 from npeff.analyse.stability import stability
 from npeff.analyse.stability_report import grow_tree, tree_markdown, write
 from npeff.decompose.config import Method
 from npeff.decompose.methods import load
 from npeff.store.run import Run
+from npeff.utils.configs import read_record, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
 from tests.synthetic import make_run
@@ -28,8 +29,9 @@ def run(tmp_path: Path) -> Run:
 
 def test_the_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     config = StabilityConfig(str(run.path), components=(8, 4), seeds=(0, 1), top=6)
-    directory = stability(config)
-    found = read_json(directory / "stability.json")
+    result, directory = stability(config), run.path / "stability/npeff"
+    assert read_record(Stability, directory / "stability.json") == result
+    found = to_dict(result)
     assert [row["components"] for row in found["seeds"]] == [4, 8]
     assert all(row["pairs"] == 1 for row in found["seeds"])
     assert all(0 < row["coefficients"] <= row["best"] <= 1 for row in found["seeds"])  # the best may repeat
@@ -46,8 +48,8 @@ def test_the_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("method", ["npeff", "clusters", "svd-gradients"])
 def test_splits_equal_plain_cosines(run: Run, method: Method) -> None:
-    directory = stability(StabilityConfig(str(run.path), components=(4, 8), seeds=(3,), method=method, top=6))
-    (split,) = read_json(directory / "stability.json")["splits"]
+    result = stability(StabilityConfig(str(run.path), components=(4, 8), seeds=(3,), method=method, top=6))
+    (split,) = to_dict(result)["splits"]
     W, V = (load(run.path / f"decompositions/{method}-{n}-3").coefficients.double().numpy() for n in (4, 8))
     for j in range(8):
         cosines = [abs(W[:, i] @ V[:, j]) / np.sqrt((W[:, i] @ W[:, i]) * (V[:, j] @ V[:, j])) for i in range(4)]
@@ -59,7 +61,8 @@ def test_splits_equal_plain_cosines(run: Run, method: Method) -> None:
 
 
 def test_what_other_options_have_drawn_goes(run: Run) -> None:
-    directory = stability(StabilityConfig(str(run.path), components=(4, 8), seeds=(0, 1), top=6))
+    stability(StabilityConfig(str(run.path), components=(4, 8), seeds=(0, 1), top=6))
+    directory = run.path / "stability/npeff"
     stability(StabilityConfig(str(run.path), components=(4,), seeds=(0, 1), top=6))
     assert not list(directory.glob("tree.*"))
     stability(StabilityConfig(str(run.path), components=(4, 8), seeds=(0,), top=6))
@@ -71,19 +74,18 @@ def test_other_runs_of_the_same_examples(run: Run, tmp_path: Path) -> None:
     same = make_run(tmp_path / "same", texts)
     other = make_run(tmp_path / "other", texts, seed=1)
     config = StabilityConfig(str(run.path), (4,), seeds=(0, 1), against=(str(same.path), str(other.path)), top=6)
-    directory = stability(config)
-    first, second = read_json(directory / "stability.json")["against"]
-    assert first["best"] == pytest.approx(1)
-    assert first["differs"] == {}
-    assert second["differs"] == {"seed": [0, 1]}
+    first, second = stability(config).against
+    assert first.best == pytest.approx(1)
+    assert first.differs == {}
+    assert second.differs == {"seed": [0, 1]}
     plain = []
     for seed in (0, 1):
         W, V = (load(each.path / f"decompositions/npeff-4-{seed}").coefficients.numpy() for each in (run, other))
         cosines = np.abs(W.T @ V) / np.linalg.norm(W, axis=0)[:, None] / np.linalg.norm(V, axis=0)
         plain.append(np.mean([*cosines.max(0), *cosines.max(1)]))
-    assert second["best_pairs"] == pytest.approx(plain, abs=1e-5)
-    assert second["best"] < 0.9
-    text = (directory / "stability.md").read_text()
+    assert second.best_pairs == pytest.approx(plain, abs=1e-5)
+    assert second.best < 0.9
+    text = (run.path / "stability/npeff/stability.md").read_text()
     assert "| seed: 0 → 1 |" in text
     assert "| nothing |" in text
 
@@ -102,15 +104,32 @@ def test_options() -> None:
     StabilityConfig("run", seeds=(1,), components=(5,), against=("other",))
 
 
-def by_hand() -> dict[str, Any]:
+def test_counts_are_chosen_from_the_number_of_examples(run: Run) -> None:
+    result = stability(StabilityConfig(str(run.path), seeds=(0,), top=6))  # 80 examples
+    assert [level.components for level in result.levels] == [2, 8]
+    assert result.options["components"] == [2, 8]
+    notes = read_json(run.path / "decompositions/npeff-8-0/config.json")["notes"]
+    assert notes["made_for"] == "stability"
+
+
+def by_hand() -> Stability:
     """Two components that become four: 0 into 2 and 0, 1 into 1, and 3 shares nothing with either."""
     levels = [
-        {"components": 2, "tuned": ["yes", None], "texts": ["good", "so\nso"]},
-        {"components": 4, "tuned": [None, "no", "yes", None], "texts": ["a", "$b_1$ | 日本", "c", ""]},
+        Level(2, ["yes", None], ["good", "so\nso"]),
+        Level(4, [None, "no", "yes", None], ["a", "$b_1$ | 日本", "c", ""]),
     ]
-    split = {"coarse": 2, "fine": 4, "preserved": 1, "tuned_splits": 2, "share_preserved": 0.5, "with_splits": 2}
-    split |= {"parent": [0, 1, 0, None], "similarity": [0.3, 0.9, 0.8, 0.0]}
-    return {"options": {"seeds": [0]}, "seeds": [], "splits": [split], "levels": levels, "against": []}
+    split = Split(
+        coarse=2,
+        fine=4,
+        with_splits=2,
+        tuned_splits=2,
+        preserved=1,
+        share_preserved=0.5,
+        mean_best_similarity=0.6,
+        parent=[0, 1, 0, None],
+        similarity=[0.3, 0.9, 0.8, 0.0],
+    )
+    return Stability("0", "run", {"seeds": [0]}, seeds=[], splits=[split], levels=levels, against=[])
 
 
 def test_the_tree_by_hand(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +8,9 @@ import pytest
 import torch
 
 from npeff import cli
-from npeff.analyse import sweep as sweeping
-from npeff.analyse.config import ProbeConfig, SweepConfig
-from npeff.analyse.probe import probe
-from npeff.analyse.sweep import Row, advice, held_out_tunings, sweep
 from npeff.decompose.config import DecomposeConfig, suggest_components
 from npeff.decompose.methods import load
-from npeff.decompose.run import decompose, fit, fit_key, open_decomposition
-from npeff.store.rows import ArrayRows
+from npeff.decompose.run import decompose, fit_key, open_decomposition
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.decompose.reference import planted
@@ -140,100 +134,6 @@ def test_command_line_knows_every_option(run):
     assert cli.main(["decompose", str(run.path), *arguments.split()]) == 0
     config = load(run.path / "decompositions" / "npeff-4-1").config
     assert (config.solver, config.paper.joint_steps, config.sae.top_k) == ("paper", 3, 3)
-
-
-def test_sweep_compares_numbers_of_components(run, capsys):
-    rows = sweep(SweepConfig(run=str(run.path), components=(8, 2), holdout=0.4))
-    assert [row.components for row in rows] == [2, 8]
-    assert rows[1].held_out_loss < rows[0].held_out_loss
-    directory = run.path / "sweeps" / "npeff-0"
-    kinds = sorted(path.suffix for path in directory.glob("sweep.*"))
-    assert kinds == [".csv", ".json", ".md", ".png", ".svg", ".tex"]
-    assert json.loads((directory / "sweep.json").read_text())["rows"][1]["components"] == 8
-    assert "| 8 |" in capsys.readouterr().out
-    with pytest.raises(UserError, match="at least one number"):
-        SweepConfig(run=str(run.path), components=())
-
-
-def test_a_sweep_continues(run, monkeypatch):
-    config = SweepConfig(run=str(run.path), components=(2, 4, 8), holdout=0.4)
-    fitted = []
-
-    def until_killed(run, config, *rest, **options):
-        fitted.append(config.components)
-        if fitted == [2, 4, 8]:
-            raise KeyboardInterrupt
-        return fit(run, config, *rest, **options)
-
-    monkeypatch.setattr(sweeping, "fit", until_killed)
-    with pytest.raises(KeyboardInterrupt):
-        sweep(config)
-    rows = sweep(config)
-    assert fitted == [2, 4, 8, 8]
-    assert rows == [fresh for count in (2, 4, 8) for fresh in sweep(replace(config, components=(count,), name="new"))]
-    fitted.clear()
-    assert sweep(config) == rows
-    assert not fitted
-    sweep(replace(config, components=(2,), tolerance=1e-2))  # another fit
-    (run.path / "sweeps/npeff-0/measured.json").write_text("{")
-    assert sweep(config) == rows
-    assert fitted == [2, 2, 4, 8]
-    assert not list((run.path / "sweeps/npeff-0").glob("*checkpoint"))
-
-
-@pytest.mark.parametrize(("method", "top"), [("npeff", 3), ("svd-gradients", 3), ("npeff", 60)])
-def test_held_out_tunings_equal_brute_force(run, method, top):
-    decomposition = decompose(DecomposeConfig(run=str(run.path), method=method, components=12, holdout=0.4))
-    predictions, labels = (run.table[name].to_pylist() for name in ("prediction", "label"))
-    tuned = []
-    for j in range(12):
-        agree = []
-        for order in decomposition.orders:
-            scores = decomposition.scores(order)[:, j].tolist()
-            active = [i for i in decomposition.notes.held_out if scores[i] > 0]
-            if len(active) >= top:
-                best = sorted(active, key=lambda i: (-scores[i], i))[:top]
-                agree.append([len({values[i] for i in best}) == 1 for values in (predictions, labels)])
-        if agree:
-            prediction, label = (any(found) for found in zip(*agree, strict=True))
-            tuned.append((prediction, label and not prediction))
-    plain = tuple(sum(found) / len(tuned) for found in zip(*tuned, strict=True)) if tuned else (None, None)
-    assert held_out_tunings(run, decomposition, top) == plain
-    assert top == 60 or 0 < plain[0] < 1
-
-
-def test_advice_says_which_number_to_take():
-    def row(components, held_out, lnp=None):
-        return Row(components, held_out - 0.01, held_out, 0.5, lnp, 10)
-
-    assert "still falls at 64" in advice([row(32, 0.5), row(64, 0.4)])
-    assert "lowest at 32 components: more overfit" in advice([row(32, 0.4), row(64, 0.5)])
-    assert "is at 32: start there" in advice([row(32, 0.5, 0.2), row(64, 0.4, 0.1)])
-    assert "Beyond 64 components" in advice([row(32, 0.5), row(64, 0.4), row(128, 0.399)])
-    assert "more than one" in advice([row(32, 0.5)])
-
-
-@pytest.mark.parametrize("method", ["npeff", "clusters", "svd-activations"])
-def test_probe_prints_the_components_of_a_text(method, run, monkeypatch, capsys):
-    fitted = decompose(DecomposeConfig(run=str(run.path), method=method, components=4))
-    source = run.source(fitted.kind)
-    found = {
-        "prediction": torch.tensor([1]),
-        "probability": torch.tensor([0.9]),
-        "set_aside": torch.tensor([False]),
-        fitted.kind: source.read(7, 8),
-    }
-    monkeypatch.setattr(
-        "npeff.analyse.probe.collect_texts", lambda run, texts: (ArrayRows(source.read(7, 8), [source.ranks[7]]), found)
-    )
-    [result] = probe(ProbeConfig(run=str(run.path), texts=("anew",), top=2))
-    said = capsys.readouterr().out
-    assert "'anew': yes (90.0%)" in said
-    best = int(fitted.coefficients[7].abs().argmax())
-    assert result.components[0][0] == best
-    assert f"component {best:4d}" in said
-    with pytest.raises(UserError, match="at least one text"):
-        ProbeConfig(run=str(run.path), texts=())
 
 
 def test_config_is_readable_without_tensors(run):

@@ -2,60 +2,129 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npeff.analyse.config import AnalyseConfig, CompareConfig
-from npeff.analyse.records import KINDS, TITLES
+from npeff.analyse.records import KINDS, TITLES, Kind, Rate
+from npeff.analyse.report import draw_rates
 from npeff.analyse.run import analyse_one
-from npeff.decompose.config import METHOD_TITLES, DecomposeConfig, Method, SaeConfig
+from npeff.decompose.config import METHOD_TITLES, DecomposeConfig, Method, SaeConfig, suggest_components
 from npeff.decompose.methods import kind_of
 from npeff.decompose.run import decompose
 from npeff.store.layout import COMPARISONS
 from npeff.store.run import Run
-from npeff.utils.configs import to_dict
+from npeff.utils.configs import replace, to_dict, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json, write_csv, write_json
-from npeff.utils.report import BLUE, PURPLE, RED, draw_figure, plain_axes
-from npeff.utils.tables import write_tables
+from npeff.utils.report import (
+    BLUE,
+    PURPLE,
+    RED,
+    Cell,
+    Column,
+    Emphasis,
+    Table,
+    as_markdown,
+    draw_figure,
+    plain_axes,
+    write_report,
+)
 from npeff.utils.text import percent
 from npeff.utils.version import __version__
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def compare(config: CompareConfig) -> Path:
-    """Make and analyse what is missing, write the table and return its directory."""
+_COLUMNS: dict[Kind, str] = {"prediction": "Pred", "label": "Label", "lnp": "LnP"}
+_NUMBERS = ("share", "low", "high", "expected", "tuned", "of")
+"""What the CSV file has of each rate."""
+
+
+@dataclass(frozen=True)
+class ComparedMethod:
+    """The tunings of one method, from its analysis."""
+
+    method: Method
+    """The method."""
+    title: str
+    """What the paper calls it."""
+    name: str
+    """Name of the decomposition."""
+    components: int
+    """Number of components."""
+    eligible: int
+    """Components with enough active examples."""
+    left_out: int
+    """Components with fewer."""
+    top: int
+    """Top examples that must agree."""
+    explained: float | None
+    """Share of an example that the components explain, mean over examples."""
+    tunings: dict[Kind, Rate | None]
+    """How many components are tuned, in each way."""
+    orders: list[str]
+    """Ways of ranking the examples of a component."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The tunings of several methods on one run (table.json)."""
+
+    npeff: str
+    """Version that wrote it."""
+    run: str
+    """Fingerprint of the run."""
+    task: str
+    """Name of the task."""
+    model: str
+    """Name of the model."""
+    options: dict[str, Any]
+    """Options of the command."""
+    rows: list[ComparedMethod]
+    """The methods that were compared."""
+    missing: dict[Method, str]
+    """The methods that could not be, and why."""
+
+
+def compare(config: CompareConfig) -> Comparison:
+    """Decompose a run with several methods where that is not done, and write a table of their tunings.
+
+    Args:
+        config: The run, and what to compare.
+
+    Returns:
+        What table.json holds.
+
+    Raises:
+        UserError: The run has the rows of none of the methods.
+    """
     run = Run.open(config.run)
+    components = config.components or suggest_components(int(run.usable.sum()))
+    config = replace(config, components=components)
     rows, missing = [], {}
     for method in dict.fromkeys(config.methods):
-        reason = _cannot(run, method, config.components)
+        reason = _cannot(run, method, components)
         if reason:
             missing[method] = reason
             print(f"{METHOD_TITLES[method]}: left out, {reason}.")
-            continue
-        name = f"{method}-{config.components}-{config.seed}"
-        decompose(
-            DecomposeConfig(
-                run=config.run,
-                decomposition=name,
-                method=method,
-                components=config.components,
-                seed=config.seed,
-                device=config.device,
-                sae=config.sae if method == "sae" else SaeConfig(),  # no reason to fit the others again
-            ),
-            made_for="compare",
-        )
-        analysis = analyse_one(run, name, AnalyseConfig(config.run, name, config.top, config.unique), quiet=True)
-        rows.append(_row(method, to_dict(analysis)))
+        else:
+            rows.append(_measure(run, method, components, config))
     if not rows:
         raise UserError(f"{run.path} has the rows of none of these methods: {'; '.join(missing.values())}.")
-    directory = run.path / COMPARISONS / f"{config.components}-{config.seed}"
-    options = {key: value for key, value in to_dict(config).items() if key not in ("run", "device")}
-    task, model = run.manifest["task"]["name"], run.manifest["config"]["model"]["model"]
-    found = {"npeff": __version__, "run": run.fingerprint, "task": task, "model": model, "options": options}
-    write(directory, {**found, "rows": rows, "missing": missing})
-    print(f"\n{markdown(read_json(directory / 'table.json'))}\nin {directory}")
-    return directory
+    comparison = Comparison(
+        npeff=__version__,
+        run=run.fingerprint,
+        task=run.manifest["task"]["name"],
+        model=run.manifest["config"]["model"]["model"],
+        options={key: value for key, value in to_dict(config).items() if key not in ("run", "device")},
+        rows=rows,
+        missing=missing,
+    )
+    directory = run.path / COMPARISONS / f"{components}-{config.seed}"
+    write(directory, comparison)
+    print(f"\n{as_markdown(blocks(comparison))}\nin {directory}")
+    return comparison
 
 
 def _cannot(run: Run, method: Method, components: int) -> str | None:
@@ -64,83 +133,82 @@ def _cannot(run: Run, method: Method, components: int) -> str | None:
     if kind not in run.manifest["identity"]["collected"]:
         return f"the run was collected without {kind} rows"
     if method.startswith("svd") and run.source(kind).dim < components:
-        return f"rows of {run.source(kind).dim} numbers have no {components} singular vectors"
+        return f"rows of {run.source(kind).dim} entries have no {components} singular vectors"
     return None
 
 
-def _row(method: Method, analysis: dict[str, Any]) -> dict[str, Any]:
-    kept = ("name", "components", "eligible", "left_out", "top", "explained", "tunings", "orders")
-    return {"method": method, "title": METHOD_TITLES[method], **{key: analysis[key] for key in kept}}
-
-
-def write(directory: Path, found: dict[str, Any]) -> None:
-    """Write the table as CSV, Markdown, LaTeX, figures and, last, JSON."""
-    numbers = ("share", "low", "high", "expected", "tuned", "of")
-    lines: list[list[Any]] = [["method", "components", "left_out", *(f"{kind}_{n}" for kind in KINDS for n in numbers)]]
-    for row in found["rows"]:
-        rates = [row["tunings"][kind] or {} for kind in KINDS]
-        cells = [rate.get(number) for rate in rates for number in numbers]
-        lines.append([row["title"], row["components"], row["left_out"], *cells])
-    write_csv(directory / "table.csv", lines)
-    write_tables(directory / "table", markdown(found))
-    draw_figure(directory / "table", _draw, found)
-    write_json(directory / "table.json", found)
-
-
-def markdown(found: dict[str, Any]) -> str:
-    """The table: percentages of tuned components; the highest LnP bold, the second highest underlined."""
-    lnp = {row["title"]: _share(row, "lnp") for row in found["rows"]}
-    ranks = sorted({value for value in lnp.values() if value}, reverse=True)
-    lines = [
-        f"Components tuned, in %: {found['task']}, {found['model']}, {found['options']['components']} components",
-        "",
-    ]
-    lines += [
-        "| method | Pred | Label | LnP | Pred by chance | LnP by chance | left out |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in found["rows"]:
-        cells = ["" if _share(row, kind) is None else f"{100 * (_share(row, kind) or 0):.1f}" for kind in KINDS]
-        value = lnp[row["title"]]
-        if value and value == ranks[0]:
-            cells[2] = f"**{cells[2]}**"
-        elif value and len(ranks) > 1 and value == ranks[1]:
-            cells[2] = f"<u>{cells[2]}</u>"
-        chances = [
-            "" if row["tunings"][k] is None else percent(row["tunings"][k]["expected"]) for k in ("prediction", "lnp")
-        ]
-        lines.append(
-            f"| {row['title']} | {' | '.join([*cells, *chances])} | {row['left_out']} of {row['components']} |"
-        )
-    for method, reason in found["missing"].items():
-        lines.append(f"| {METHOD_TITLES[method]} | | | | | | {reason} |")
-    return "\n".join(lines) + "\n"
-
-
-def _share(row: dict[str, Any], kind: str) -> float | None:
-    rate = row["tunings"][kind]
-    return None if rate is None else rate["share"]
-
-
-def _draw(axes: Any, found: dict[str, Any]) -> None:
-    """Bars of each tuning, a group per method, with intervals."""
-    colours = {"prediction": BLUE, "label": PURPLE, "lnp": RED}
-    rows = found["rows"]
-    for k, kind in enumerate(KINDS):
-        known = [(n, row["tunings"][kind]) for n, row in enumerate(rows) if _share(row, kind) is not None]
-        if not known:
-            continue
-        shares = [100 * rate["share"] for _, rate in known]
-        error = [
-            [max(0.0, 100 * (rate["share"] - rate["low"])) for _, rate in known],
-            [max(0.0, 100 * (rate["high"] - rate["share"])) for _, rate in known],
-        ]
-        places = [n + 0.27 * (k - 1) for n, _ in known]
-        axes.bar(places, shares, width=0.25, yerr=error, capsize=2, color=colours[kind], label=TITLES[kind])
-    axes.set_xticks(range(len(rows)), [row["title"] for row in rows])
-    axes.set(
-        ylim=(0, 100), ylabel="% of components", title=f"{found['task']}, {found['options']['components']} components"
+def _measure(run: Run, method: Method, components: int, config: CompareConfig) -> ComparedMethod:
+    """Decompose with one method, analyse that, and give the entry of the table."""
+    name = f"{method}-{components}-{config.seed}"
+    wanted = DecomposeConfig(
+        run=config.run,
+        decomposition=name,
+        method=method,
+        components=components,
+        seed=config.seed,
+        device=config.device,
+        sae=config.sae if method == "sae" else SaeConfig(),  # no reason to fit the others again
     )
+    decompose(wanted, made_for="compare")
+    analysis = analyse_one(run, name, AnalyseConfig(config.run, name, config.top, config.unique), quiet=True)
+    shared = (item.name for item in fields(ComparedMethod) if item.name != "title")
+    return ComparedMethod(title=METHOD_TITLES[method], **{key: getattr(analysis, key) for key in shared})
+
+
+def write(directory: Path, comparison: Comparison) -> None:
+    """Write the table as CSV, Markdown, LaTeX, figures and, last, JSON."""
+    write_report(directory / "table", blocks(comparison), csv=table(comparison))
+    draw_figure(directory / "table", _draw, comparison)
+    write_record(directory / "table.json", comparison)
+
+
+def blocks(comparison: Comparison) -> list[str | Table]:
+    """The table, and a line for each method that is not in it."""
+    absent = [f"{METHOD_TITLES[method]} is left out: {reason}." for method, reason in comparison.missing.items()]
+    return [table(comparison), *absent]
+
+
+def table(comparison: Comparison) -> Table:
+    """Percentages of tuned components; the highest LnP is bold, the second highest underlined."""
+    caption = f"{comparison.task}, {comparison.model}, {comparison.options['components']} components"
+    in_csv = ["components", "left_out", *(f"{kind}_{number}" for kind in KINDS for number in _NUMBERS)]
+    columns = [
+        Column("method"),
+        *(Column(name, only="csv") for name in in_csv),
+        *(Column(_COLUMNS[kind], ".1f", only="text") for kind in KINDS),
+        *(Column(name, only="text") for name in ("Pred by chance", "LnP by chance", "left out")),
+    ]
+    found = Table(f"Components tuned, in %: {caption}", columns)
+    ranks = sorted({share for row in comparison.rows if (share := _share(row, "lnp"))}, reverse=True)
+    for row in comparison.rows:
+        rates = [row.tunings[kind] for kind in KINDS]
+        numbers = [getattr(rate, number, None) for rate in rates for number in _NUMBERS]
+        cells: list[Cell] = [None if (share := _share(row, kind)) is None else 100 * share for kind in KINDS]
+        for rank, style in zip(ranks, ("bold", "underlined"), strict=False):
+            if _share(row, "lnp") == rank:
+                cells[-1] = Emphasis(100 * rank, style)  # type: ignore[arg-type]
+        chances = [None if rate is None else percent(rate.expected) for rate in (rates[0], rates[2])]
+        left_out = f"{row.left_out} of {row.components}"
+        found.rows.append([row.title, row.components, row.left_out, *numbers, *cells, *chances, left_out])
+    return found
+
+
+def _share(row: ComparedMethod, kind: Kind) -> float | None:
+    rate = row.tunings[kind]
+    return None if rate is None else rate.share
+
+
+def _draw(axes: Axes, comparison: Comparison) -> None:
+    """Bars of each tuning, a group per method, with intervals."""
+    colours: dict[Kind, str] = {"prediction": BLUE, "label": PURPLE, "lnp": RED}
+    for k, kind in enumerate(KINDS):
+        known = {n + 0.27 * (k - 1): row.tunings[kind] for n, row in enumerate(comparison.rows)}
+        rates = {place: rate for place, rate in known.items() if rate is not None and rate.share is not None}
+        if rates:
+            style = {"capsize": 2, "color": colours[kind], "label": TITLES[kind]}
+            draw_rates(axes, list(rates.values()), list(rates), width=0.25, **style)
+    axes.set_xticks(range(len(comparison.rows)), [row.title for row in comparison.rows])
+    axes.set(ylim=(0, 100), title=f"{comparison.task}, {comparison.options['components']} components")
     if axes.containers:
         axes.legend(frameon=False)
     plain_axes(axes)

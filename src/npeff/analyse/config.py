@@ -36,12 +36,14 @@ class AnalyseConfig:
 class CompareConfig:
     """Decompose a run with several methods, analyse each, and put their tunings side by side. Continues if stopped."""
 
+    common: ClassVar[tuple[str, ...]] = ("methods", "components", "seed", "top")
+
     run: tyro.conf.Positional[str]
     """Directory of the run; one collection with Fishers, gradients and activations feeds all methods."""
     methods: tuple[Method, ...] = METHODS
     """Methods to compare."""
-    components: int = 128
-    """Components of each."""
+    components: int | None = None
+    """Number of components of each; chosen from the number of examples if not given."""
     seed: int = 0
     """Seed of each."""
     top: int = 16
@@ -53,8 +55,10 @@ class CompareConfig:
     sae: SaeConfig = field(default_factory=SaeConfig)
 
     def __post_init__(self) -> None:
-        if not self.methods or self.components < 1 or self.top < 2:
-            raise UserError("Give at least one method, one component and a top of 2.")
+        if not self.methods or self.top < 2:
+            raise UserError("Give at least one method and a top of 2.")
+        if self.components is not None:
+            positive("components", self.components)
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,9 @@ class StabilityConfig:
 
     run: tyro.conf.Positional[str]
     """Directory of the run."""
-    components: tuple[int, ...] = (32, 128)
-    """Numbers of components; seeds are compared for each, and splits between each two of them."""
+    components: tuple[int, ...] = ()
+    """Numbers of components; seeds are compared for each, and splits between each two of them. If not given, one
+    number is chosen from the number of examples, and a quarter of it."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Seeds to compare; splits are those of the first."""
     against: tuple[str, ...] = ()
@@ -79,9 +84,11 @@ class StabilityConfig:
     def __post_init__(self) -> None:
         for name in ("components", "seeds"):
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
+            if len(set(values)) < len(values) or (name == "seeds" and not values):
                 raise UserError(f"--{name} should be different numbers, at least one.")
-        if len(self.seeds) < 2 and len(self.components) < 2 and not self.against:
+        for count in self.components:
+            positive("components", count)
+        if len(self.seeds) < 2 and len(self.components) == 1 and not self.against:
             raise UserError("Nothing to compare: give two seeds, two numbers of components, or a run --against.")
         if self.top < 2:
             raise UserError("--top must be at least 2.")
@@ -99,19 +106,18 @@ class SpectraConfig:
 class SweepConfig(SolverConfig):
     """Fit a run with several numbers of components and say which to take. Continues if stopped."""
 
+    common: ClassVar[tuple[str, ...]] = ("components", "method", "seed", "holdout")
+    removed: ClassVar[dict[str, str]] = {"name": "a sweep is named after its method and seed."}
+
     run: tyro.conf.Positional[str]
-    """Run directory."""
-    components: tuple[int, ...] = (16, 32, 64, 128, 256)
-    """Numbers of components to try."""
+    """Directory of the run."""
+    components: tuple[int, ...] = ()
+    """Numbers of components to try; chosen from the number of examples if not given."""
     holdout: float = 0.5
     """Share of examples to hold out."""
-    name: str | None = None
-    """Name of the sweep; the method and the seed if not given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.components:
-            raise UserError("Give at least one number of components.")
         for count in self.components:
             positive("components", count)
         if not 0 < self.holdout < 1:
@@ -120,20 +126,22 @@ class SweepConfig(SolverConfig):
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """Collect texts with a run's model, task and sketch, and print their strongest components."""
+    """Collect texts with a run's model, task and sketch, and print which components explain how much of them."""
+
+    renamed: ClassVar[dict[str, str]] = {"top": "components"}
 
     run: tyro.conf.Positional[str]
-    """Run directory."""
+    """Directory of the run."""
     texts: tyro.conf.Positional[tuple[str, ...]]
     """Texts to probe, each in quotes."""
     decomposition: str | None = None
-    """Name of the decomposition; not needed if there is only one."""
-    top: int = 8
-    """Components to print for a text."""
+    """Name of the decomposition; the run's default if not given."""
+    components: int = 8
+    """Number of components to print for a text."""
     examples: int = 1
     """Top examples of the run to print for a component."""
 
     def __post_init__(self) -> None:
-        positive("top", self.top)
+        positive("components", self.components)
         if not self.texts:
             raise UserError("Give at least one text, in quotes.")

@@ -1,4 +1,4 @@
-"""What an analysis holds: the records behind analysis.json, and what other rooms read of it.
+"""What analyses hold: the records behind analysis.json and stability.json, and what other rooms read of them.
 
 C is the number of components. All of it is plain JSON values; nothing here needs an array.
 """
@@ -6,7 +6,7 @@ C is the number of components. All of it is plain JSON values; nothing here need
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from npeff.decompose.config import Method
 
@@ -167,3 +167,106 @@ class Analysis:
         """The prediction that each component is tuned to, if it is, in its first ordering that is; [C]."""
         tuned = ([o for o in component.orderings if o.prediction_tuned] for component in self.component)
         return [next(iter(orderings[0].predictions)) if orderings else None for orderings in tuned]
+
+
+# --- stability ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarity:
+    """How alike pairs of decompositions of the same examples are."""
+
+    components: int
+    """Components of each decomposition."""
+    pairs: int
+    """Number of pairs."""
+    coefficients: float | None
+    """Mean |cos| of coefficients of matched components, mean over pairs; None without pairs."""
+    coefficients_deviation: float | None
+    """Its standard deviation over pairs."""
+    coefficients_pairs: list[float]
+    """Its value for each pair."""
+    best: float | None
+    """Mean over components of the largest |cos| of coefficients with one of the other, mean over pairs."""
+    best_deviation: float | None
+    """Its standard deviation over pairs."""
+    best_pairs: list[float]
+    """Its value for each pair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedSimilarity(Similarity):
+    """How alike the decompositions of several seeds are."""
+
+    pseudo_fishers: float | None
+    """Mean |cos| of pseudo-Fisher vectors of components that are matched by them, mean over pairs of seeds."""
+    pseudo_fishers_deviation: float | None
+    """Its standard deviation over pairs."""
+    pseudo_fishers_pairs: list[float]
+    """Its value for each pair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSimilarity(Similarity):
+    """How alike the decompositions of two runs of the same examples are, over seeds."""
+
+    against: str
+    """Directory of the other run."""
+    differs: dict[str, list[Any]]
+    """What differs between the runs: setting → its value here and there."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which component of a finer decomposition belongs to which of a coarser one."""
+
+    coarse: int
+    """Components of the coarser decomposition, C."""
+    fine: int
+    """Components of the finer one, D."""
+    with_splits: int
+    """Coarse components that a fine one belongs to."""
+    tuned_splits: int
+    """Fine components that belong to a prediction-tuned coarse one."""
+    preserved: int
+    """Those of them that are tuned to the same prediction."""
+    share_preserved: float | None
+    """`preserved` / `tuned_splits`; None if there are none."""
+    mean_best_similarity: float
+    """Mean over the components of both of the largest |cos| of coefficients with one of the other."""
+    parent: list[int | None]
+    """The coarse component of each fine one, [D]; None if it is like none."""
+    similarity: list[float]
+    """|cos| of their coefficients, [D]."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """The decomposition into one number of components, as the tree of splits shows it."""
+
+    components: int
+    """Number of components C."""
+    tuned: list[str | None]
+    """The prediction that each component is tuned to, if it is, [C]."""
+    texts: list[str]
+    """The first example of each component, [C]."""
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Whether other seeds, counts and runs find the same components (stability.json)."""
+
+    npeff: str
+    """Version that wrote it."""
+    run: str
+    """Fingerprint of the run."""
+    options: dict[str, Any]
+    """Options of the command."""
+    seeds: list[SeedSimilarity]
+    """One for each number of components."""
+    splits: list[Split]
+    """One for each two numbers of components."""
+    levels: list[Level]
+    """One for each number of components, ascending; none if there is only one."""
+    against: list[RunSimilarity]
+    """One for each other run and number of components."""

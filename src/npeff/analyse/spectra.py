@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,31 +14,66 @@ from npeff.analyse.config import SpectraConfig
 from npeff.store.layout import SPECTRA
 from npeff.store.rows import RowSource
 from npeff.store.run import Run
+from npeff.utils.configs import write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import write_csv, write_json
-from npeff.utils.report import draw_figure, plain_axes
-from npeff.utils.tables import write_tables
+from npeff.utils.report import Column, Table, draw_figure, plain_axes, write_report
 from npeff.utils.types import Array
 from npeff.utils.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _EXAMPLES = 256
 
 
-def spectra(config: SpectraConfig) -> Path:
-    """Write the table and the figure; returns their directory."""
+@dataclass(frozen=True)
+class Spectra:
+    """Mean eigenvalues of a run's per-example Fishers (spectra.json); k is the largest rank."""
+
+    npeff: str
+    """Version that wrote it."""
+    run: str
+    """Fingerprint of the run."""
+    examples: int
+    """Examples that have a Fisher."""
+    decay: list[float]
+    """Each eigenvalue as a share of the trace, largest first, mean over examples, [k]."""
+    kept_trace: list[float]
+    """Share of the trace in the first 1 to k directions, mean over examples, [k]."""
+    kept_norm: list[float]
+    """Share of the Frobenius norm in the first 1 to k directions, mean over examples, [k]."""
+
+
+def spectra(config: SpectraConfig) -> Spectra:
+    """Measure the eigenvalues of a run's Fishers, and write a table and a figure.
+
+    Args:
+        config: The run.
+
+    Returns:
+        What spectra.json holds.
+
+    Raises:
+        UserError: No example has a Fisher.
+    """
     run = Run.open(config.run)
     source = run.source("fisher")
     total = int((source.ranks > 0).sum())
     if not total:
         raise UserError(f"{run.path} has no example with a Fisher.")
-    bar = tqdm(eigenvalues(source), total=total, desc="Spectra", unit="ex")
-    found = summarise(np.stack([_padded(values, int(source.ranks.max())) for values in bar]))
+    values = np.zeros((total, int(source.ranks.max())))
+    bar = tqdm(eigenvalues(source), total=total, desc="Spectra", unit="ex", disable=None)
+    for row, of_one in zip(values, bar, strict=True):
+        row[: len(of_one)] = of_one
+    result = Spectra(__version__, run.fingerprint, total, *mean_shares(values))
     directory = run.path / SPECTRA
-    _write(directory, {"npeff": __version__, "run": run.fingerprint, "examples": total, **found})
-    enough = next((k for k, share in enumerate(found["kept_norm"], 1) if share >= 0.99), len(found["kept_norm"]))
-    print(f"{total} Fishers: {enough} of {len(found['kept_norm'])} directions keep 99% of the norm on average.")
+    write_report(directory / "spectra", [table(result)], csv=table(result))
+    draw_figure(directory / "spectra", _draw, result)
+    write_record(directory / "spectra.json", result)
+    enough = next((k for k, share in enumerate(result.kept_norm, 1) if share >= 0.99), len(result.kept_norm))
+    print(f"{total} Fishers: {enough} of {len(result.kept_norm)} directions keep 99% of the norm on average.")
     print(f"in {directory}")
-    return directory
+    return result
 
 
 def eigenvalues(source: RowSource) -> Iterator[Array]:
@@ -52,49 +87,39 @@ def eigenvalues(source: RowSource) -> Iterator[Array]:
             yield (values / values.sum().clamp(min=1e-300)).numpy()
 
 
-def _padded(values: Array, length: int) -> Array:
-    return np.pad(values, (0, length - len(values)))
+def mean_shares(values: Array) -> tuple[list[float], list[float], list[float]]:
+    """Means over examples of eigenvalues, of the trace and of the norm that the leading directions keep.
 
+    Args:
+        values: Eigenvalues of each example, largest first, that add up to 1, [n, k].
 
-def summarise(values: Array) -> dict[str, Any]:
-    """Means over examples of `values` [n, k], eigenvalues that add up to 1, for 1 to k directions kept.
-
-    `kept_trace` is the share of the trace in the leading directions, `kept_norm` that of the Frobenius norm.
+    Returns:
+        Mean eigenvalues, and the shares of trace and Frobenius norm in the first 1 to k directions, [k] each.
     """
     squares = np.cumsum(values**2, axis=1)
     norms = np.sqrt(squares / np.maximum(squares[:, -1:], 1e-300))
-    return {
-        "decay": values.mean(axis=0).tolist(),
-        "kept_trace": np.cumsum(values, axis=1).mean(axis=0).tolist(),
-        "kept_norm": norms.mean(axis=0).tolist(),
-    }
+    decay, kept_trace, kept_norm = (part.mean(axis=0).tolist() for part in (values, np.cumsum(values, axis=1), norms))
+    return decay, kept_trace, kept_norm
 
 
-def _write(directory: Path, found: dict[str, Any]) -> None:
-    columns = (found["decay"], found["kept_trace"], found["kept_norm"])
-    rows = [[k, *values] for k, values in enumerate(zip(*columns, strict=True), 1)]
-    write_csv(directory / "spectra.csv", [["directions", "eigenvalue", "kept_trace", "kept_norm"], *rows])
-    write_tables(directory / "spectra", markdown(found))
-    draw_figure(directory / "spectra", _draw, found)
-    write_json(directory / "spectra.json", found)
-
-
-def markdown(found: dict[str, Any]) -> str:
-    """The table: shares in percent, means over examples."""
-    lines = [
-        f"Eigenvalues of {found['examples']} per-example Fishers, largest first; means in %",
-        "",
-        "| directions | eigenvalue, of the trace | trace kept | Frobenius norm kept |",
-        "|---|---|---|---|",
+def table(result: Spectra) -> Table:
+    """A line per number of directions."""
+    columns = [
+        Column("directions"),
+        Column("eigenvalue", ".3%", title="eigenvalue, of the trace"),
+        Column("kept_trace", ".1%", title="trace kept"),
+        Column("kept_norm", ".1%", title="Frobenius norm kept"),
     ]
-    for k, values in enumerate(zip(found["decay"], found["kept_trace"], found["kept_norm"], strict=True), 1):
-        eigenvalue, trace, norm = (100 * value for value in values)
-        lines.append(f"| {k} | {eigenvalue:.3g} | {trace:.1f} | {norm:.1f} |")
-    return "\n".join(lines) + "\n"
+    shares = zip(result.decay, result.kept_trace, result.kept_norm, strict=True)
+    return Table(
+        f"Eigenvalues of {result.examples} per-example Fishers, largest first; means over examples",
+        columns,
+        [[k, *values] for k, values in enumerate(shares, 1)],
+    )
 
 
-def _draw(axes: Any, found: dict[str, Any]) -> None:
-    places = range(1, len(found["decay"]) + 1)
-    axes.semilogy(places, np.maximum(found["decay"], 1e-12), marker="o", markersize=3, color="#4c78a8")
-    axes.set(xlabel="eigenvalue", ylabel="mean share of the trace", title=f"{found['examples']} per-example Fishers")
+def _draw(axes: Axes, result: Spectra) -> None:
+    places = range(1, len(result.decay) + 1)
+    axes.semilogy(places, np.maximum(result.decay, 1e-12), marker="o", markersize=3, color="#4c78a8")
+    axes.set(xlabel="eigenvalue", ylabel="mean share of the trace", title=f"{result.examples} per-example Fishers")
     plain_axes(axes)

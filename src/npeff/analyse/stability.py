@@ -3,66 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from npeff.analyse import matching, stability_report
 from npeff.analyse.config import AnalyseConfig, StabilityConfig
+from npeff.analyse.records import Level, RunSimilarity, SeedSimilarity, Split, Stability
 from npeff.analyse.run import analyse_one
 from npeff.collect.identity import changes
 from npeff.decompose.base import Decomposition
-from npeff.decompose.config import DecomposeConfig
+from npeff.decompose.config import DecomposeConfig, suggest_components
 from npeff.decompose.run import decompose
 from npeff.store.examples import whole_texts
 from npeff.store.layout import STABILITY
 from npeff.store.run import Run
-from npeff.utils.configs import to_dict
+from npeff.utils.configs import replace, to_dict
 from npeff.utils.errors import UserError
+from npeff.utils.report import as_markdown
 from npeff.utils.version import __version__
 
-SIMILARITIES = ("coefficients", "pseudo_fishers", "best")
-"""Of matched components by coefficients and by pseudo-Fishers, and the mean best similarity by coefficients."""
+Pairs = Sequence[tuple[Decomposition, Decomposition]]
 
 
-@dataclass(frozen=True)
-class Level:
-    """The decomposition of one number of components, as splits and their tree need it."""
+def stability(config: StabilityConfig) -> Stability:
+    """Make the decompositions that are missing, compare them, and write tables and figures.
 
-    coefficients: torch.Tensor
-    """[m, C]."""
-    tuned: list[str | None]
-    """The prediction that each component is tuned to, if it is."""
-    texts: list[str]
-    """The first example of each component."""
+    Args:
+        config: The run, and what to compare.
 
-
-def stability(config: StabilityConfig) -> Path:
-    """Make what is missing, write the tables and figures and return their directory."""
+    Returns:
+        What stability.json holds.
+    """
     run = Run.open(config.run)
     others = [_open_other(run, path) for path in config.against]
+    if not config.components:
+        usual = suggest_components(int(run.usable.sum()))
+        config = replace(config, components=tuple(sorted({max(2, usual // 4), usual})))
     counts = sorted(config.components)
-    seeds = [
-        {"components": count, **compare_seeds([_fit(config, run, count, seed) for seed in config.seeds])}
-        for count in counts
-    ]
+    seeds = [compare_seeds([_fit(config, run, count, seed) for seed in config.seeds]) for count in counts]
     levels = [_level(config, run, count) for count in counts] if len(counts) > 1 else []
-    found = {
-        "npeff": __version__,
-        "run": run.fingerprint,
-        "options": {key: value for key, value in to_dict(config).items() if key not in ("run", "device")},
-        "seeds": seeds,
-        "splits": [_split_row(coarse, fine) for coarse, fine in combinations(levels, 2)],
-        "levels": [{"components": len(level.tuned), "tuned": level.tuned, "texts": level.texts} for level in levels],
-        "against": [_against_row(config, run, other, count) for other in others for count in counts],
-    }
+    result = Stability(
+        npeff=__version__,
+        run=run.fingerprint,
+        options={key: value for key, value in to_dict(config).items() if key not in ("run", "device")},
+        seeds=seeds,
+        splits=[_split(coarse, fine) for coarse, fine in combinations(levels, 2)],
+        levels=[level for level, _ in levels],
+        against=[_against(config, run, other, count) for other in others for count in counts],
+    )
     directory = run.path / STABILITY / config.method
-    stability_report.write(directory, found)
-    print(f"\n{stability_report.markdown(found)}\nin {directory}")
-    return directory
+    stability_report.write(directory, result)
+    print(f"\n{as_markdown(stability_report.tables(result))}\nin {directory}")
+    return result
 
 
 def _open_other(run: Run, path: str) -> Run:
@@ -77,10 +71,15 @@ def _open_other(run: Run, path: str) -> Run:
 
 
 def _fit(config: StabilityConfig, run: Run, components: int, seed: int) -> Decomposition:
-    options = {"method": config.method, "components": components, "seed": seed, "device": config.device}
-    name = _name(config, components, seed)
-    chosen = DecomposeConfig(run=str(run.path), decomposition=name, **options)  # type: ignore[arg-type]
-    return decompose(chosen, made_for="stability")
+    wanted = DecomposeConfig(
+        run=str(run.path),
+        decomposition=_name(config, components, seed),
+        method=config.method,
+        components=components,
+        seed=seed,
+        device=config.device,
+    )
+    return decompose(wanted, made_for="stability")
 
 
 def _name(config: StabilityConfig, components: int, seed: int) -> str:
@@ -90,66 +89,82 @@ def _name(config: StabilityConfig, components: int, seed: int) -> str:
 # --- seeds, and other runs ----------------------------------------------------------------------------------------
 
 
-def compare_seeds(decompositions: Sequence[Decomposition]) -> dict[str, Any]:
-    """Similarities of all pairs of decompositions of the same rows: mean, deviation and single values of each."""
-    return _similarities(list(combinations(decompositions, 2)), SIMILARITIES)
+def compare_seeds(decompositions: Sequence[Decomposition]) -> SeedSimilarity:
+    """How alike all pairs of decompositions of the same rows are, by coefficients and by pseudo-Fisher vectors.
+
+    Args:
+        decompositions: Those of several seeds, with as many components each.
+
+    Returns:
+        Mean, deviation and single values of each similarity.
+    """
+    pairs = list(combinations(decompositions, 2))
+    by_components = [
+        matching.matched_similarity(matching.component_similarity(a.components, b.components)) for a, b in pairs
+    ]
+    return SeedSimilarity(
+        components=len(decompositions[0].components),
+        **_by_coefficients(pairs),
+        **_values("pseudo_fishers", by_components),
+    )
 
 
-def _similarities(pairs: Sequence[tuple[Decomposition, Decomposition]], kinds: Sequence[str]) -> dict[str, Any]:
-    row: dict[str, Any] = {"pairs": len(pairs)}
-    by_coefficients = [matching.coefficient_similarity(a.coefficients, b.coefficients) for a, b in pairs]
-    values = {
-        "coefficients": [matching.matched_similarity(similarity) for similarity in by_coefficients],
-        "best": [matching.mean_best_similarity(similarity) for similarity in by_coefficients],
-    }
-    if "pseudo_fishers" in kinds:
-        values["pseudo_fishers"] = [
-            matching.matched_similarity(matching.component_similarity(a.components, b.components)) for a, b in pairs
-        ]
-    for kind in kinds:
-        mean, deviation = matching.mean_and_deviation(values[kind]) if pairs else (None, None)
-        row |= {kind: mean, f"{kind}_deviation": deviation, f"{kind}_pairs": values[kind]}
-    return row
-
-
-def _against_row(config: StabilityConfig, run: Run, other: Run, components: int) -> dict[str, Any]:
-    """Similarity of the decompositions of two runs, seed by seed. Their components may live in different spaces."""
-    pairs = [tuple(_fit(config, each, components, seed) for each in (run, other)) for seed in config.seeds]
-    changed = changes(run.manifest["identity"], other.manifest["identity"], but=("data.data", "shard_examples"))
+def _by_coefficients(pairs: Pairs) -> dict[str, Any]:
+    """The fields of `Similarity` that compare coefficients."""
+    similarities = [matching.coefficient_similarity(a.coefficients, b.coefficients) for a, b in pairs]
     return {
-        "against": str(other.path),
-        "components": components,
-        **_similarities(pairs, ("coefficients", "best")),  # type: ignore[arg-type]
-        "differs": {name: [here, there] for name, here, there in changed},
+        "pairs": len(pairs),
+        **_values("coefficients", [matching.matched_similarity(similarity) for similarity in similarities]),
+        **_values("best", [matching.mean_best_similarity(similarity) for similarity in similarities]),
     }
+
+
+def _values(name: str, values: list[float]) -> dict[str, Any]:
+    """The fields of one similarity: mean, deviation, and the value of each pair."""
+    mean, deviation = matching.mean_and_deviation(values) if values else (None, None)
+    return {name: mean, f"{name}_deviation": deviation, f"{name}_pairs": values}
+
+
+def _against(config: StabilityConfig, run: Run, other: Run, components: int) -> RunSimilarity:
+    """Similarity of the decompositions of two runs, seed by seed. Their components may live in different spaces."""
+    pairs = [(_fit(config, run, components, seed), _fit(config, other, components, seed)) for seed in config.seeds]
+    changed = changes(run.manifest["identity"], other.manifest["identity"], but=("data.data", "shard_examples"))
+    return RunSimilarity(
+        against=str(other.path),
+        components=components,
+        **_by_coefficients(pairs),
+        differs={name: [here, there] for name, here, there in changed},
+    )
 
 
 # --- splits -------------------------------------------------------------------------------------------------------
 
 
-def _level(config: StabilityConfig, run: Run, components: int) -> Level:
+def _level(config: StabilityConfig, run: Run, components: int) -> tuple[Level, torch.Tensor]:
+    """What the tree shows of a number of components, and the coefficients [m, C], with the first seed."""
     seed = config.seeds[0]
-    decomposition = _fit(config, run, components, seed)
+    coefficients = _fit(config, run, components, seed).coefficients
     name = _name(config, components, seed)
     analysis = analyse_one(run, name, AnalyseConfig(str(run.path), name, config.top), quiet=True)
     tops = [component.orderings[0].top for component in analysis.component]
     texts = [run.table["text"][top[0]].as_py() if top else "" for top in tops]
-    return Level(decomposition.coefficients, analysis.tuned_predictions, texts)
+    return Level(components, analysis.tuned_predictions, texts), coefficients
 
 
-def _split_row(coarse: Level, fine: Level) -> dict[str, Any]:
+def _split(first: tuple[Level, torch.Tensor], second: tuple[Level, torch.Tensor]) -> Split:
     """Which coarse component each fine one is a split of, and whether splits keep the prediction tuning."""
-    similarity = matching.coefficient_similarity(coarse.coefficients, fine.coefficients)
+    (coarse, coarse_coefficients), (fine, fine_coefficients) = first, second
+    similarity = matching.coefficient_similarity(coarse_coefficients, fine_coefficients)
     parent = matching.parents(similarity)
     kept, splits = matching.preserved(parent, coarse.tuned, fine.tuned)
-    return {
-        "coarse": len(coarse.tuned),
-        "fine": len(fine.tuned),
-        "with_splits": len({*parent.tolist()} - {matching.NOBODY}),
-        "tuned_splits": splits,
-        "preserved": kept,
-        "share_preserved": kept / splits if splits else None,
-        "mean_best_similarity": matching.mean_best_similarity(similarity),
-        "parent": [None if i == matching.NOBODY else i for i in parent.tolist()],
-        "similarity": [round(value, 6) for value in similarity.max(dim=0).values.tolist()],
-    }
+    return Split(
+        coarse=coarse.components,
+        fine=fine.components,
+        with_splits=len({*parent.tolist()} - {matching.NOBODY}),
+        tuned_splits=splits,
+        preserved=kept,
+        share_preserved=kept / splits if splits else None,
+        mean_best_similarity=matching.mean_best_similarity(similarity),
+        parent=[None if i == matching.NOBODY else i for i in parent.tolist()],
+        similarity=[round(value, 6) for value in similarity.max(dim=0).values.tolist()],
+    )

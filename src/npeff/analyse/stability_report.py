@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from npeff.analyse.records import Similarity, Stability
 from npeff.collect.identity import brief
-from npeff.utils.files import remove_partials, write_csv, write_json, write_text
-from npeff.utils.report import BLUE, RED, draw_figure, new_figure, plain_axes, remove_figure, write_figure
+from npeff.utils.configs import write_record
+from npeff.utils.files import remove_partials, write_text
+from npeff.utils.report import (
+    BLUE,
+    RED,
+    Cell,
+    Column,
+    Table,
+    draw_figure,
+    new_figure,
+    plain_axes,
+    remove_figure,
+    write_figure,
+    write_report,
+)
 from npeff.utils.report import _markdown as as_literal
-from npeff.utils.tables import write_tables
 from npeff.utils.text import shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _TALLEST = 60.0
 """Inches of the longest tree."""
@@ -25,76 +42,110 @@ _CLASSES = 9
 """Classes with a colour of their own."""
 
 
-def write(directory: Path, found: dict[str, Any]) -> None:
+_TITLES = {
+    "coefficients": "coefficients W",
+    "pseudo_fishers": "pseudo-Fishers G",
+    "best": "best, by coefficients",
+}
+
+
+def write(directory: Path, result: Stability) -> None:
     """Write the tables, the tree, the figures and, last, stability.json."""
     (directory / "stability.json").unlink(missing_ok=True)
     remove_partials(directory)
-    for name in ("seeds", "splits", "against"):
-        _write_rows(directory / f"{name}.csv", found[name])
-    write_tables(directory / "stability", markdown(found))
+    for name, table in (("seeds", seeds_table), ("splits", splits_table), ("against", against_table)):
+        table(result).write_csv(directory / f"{name}.csv")
+    write_report(directory / "stability", tables(result))
     seeds, tree = directory / "seeds", directory / "tree"
     remove_figure(seeds)  # of other options
     remove_figure(tree)
     tree.with_suffix(".md").unlink(missing_ok=True)
-    if any(row["pairs"] for row in found["seeds"]):
-        draw_figure(seeds, _draw_seeds, found)
-    if found["splits"]:
-        write_text(tree.with_suffix(".md"), tree_markdown(found))
-        _draw_tree(tree, found)
-    write_json(directory / "stability.json", found)
+    if any(row.pairs for row in result.seeds):
+        draw_figure(seeds, _draw_seeds, result)
+    if result.splits:
+        write_text(tree.with_suffix(".md"), tree_markdown(result))
+        _draw_tree(tree, result)
+    write_record(directory / "stability.json", result)
 
 
-def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Single numbers and words of each row; what is a list or more is in the JSON."""
-    names = [name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, list | dict)]
-    write_csv(path, [names, *([row[name] for name in names] for row in rows)] if rows else [])
+# --- tables -------------------------------------------------------------------------------------------------------
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The paper's two tables, and one of other runs."""
-    lines = [f"Mean similarity of matched components over pairs of {len(found['options']['seeds'])} seeds", ""]
-    lines += ["| components | coefficients W | pseudo-Fishers G | best, by coefficients |", "|---|---|---|---|"]
-    for row in found["seeds"]:
-        lines.append(f"| {row['components']} | {_cells(row, 'coefficients', 'pseudo_fishers', 'best')} |")
-    if found["splits"]:
-        lines += ["", "Splits of prediction-tuned components that keep the tuning", ""]
-        lines += ["| coarse | fine | kept | of | share | coarse ones with splits |", "|---|---|---|---|---|---|"]
-    for row in found["splits"]:
-        share = "" if row["share_preserved"] is None else f"{row['share_preserved']:.1%}"
-        lines.append(
-            f"| {row['coarse']} | {row['fine']} | {row['preserved']} | {row['tuned_splits']} | {share} "
-            f"| {row['with_splits']} of {row['coarse']} |"
-        )
-    if found["against"]:
-        lines += ["", "Similarity to the decompositions of other runs, with the same seeds", ""]
-        lines += [
-            "| run | components | coefficients W | best, by coefficients | what differs |",
-            "|---|---|---|---|---|",
-        ]
-    for row in found["against"]:
-        differs = "; ".join(f"{name}: {brief(a)} → {brief(b)}" for name, (a, b) in row["differs"].items())
-        lines.append(
-            f"| {as_literal(row['against'])} | {row['components']} | {_cells(row, 'coefficients', 'best')} "
-            f"| {as_literal(differs) or 'nothing'} |"
-        )
-    return "\n".join(lines) + "\n"
+def tables(result: Stability) -> list[Table]:
+    """The paper's two tables, and one of other runs; those that have rows, and always the one of seeds."""
+    others = [table for table in (splits_table(result), against_table(result)) if table.rows]
+    return [seeds_table(result), *others]
 
 
-def _cells(row: dict[str, Any], *kinds: str) -> str:
-    values = [(row[kind], row[f"{kind}_deviation"]) for kind in kinds]
-    return " | ".join("" if mean is None else f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in values)
+def seeds_table(result: Stability) -> Table:
+    """A line per number of components."""
+    kinds = ("coefficients", "pseudo_fishers", "best")
+    return Table(
+        f"Mean similarity of matched components over pairs of {len(result.options['seeds'])} seeds",
+        [Column("components"), *_columns(kinds)],
+        [[row.components, *_cells(row, kinds)] for row in result.seeds],
+    )
 
 
-def _draw_seeds(axes: Any, found: dict[str, Any]) -> None:
+def splits_table(result: Stability) -> Table:
+    """A line per two numbers of components."""
+    csv = ("with_splits", "mean_best_similarity")
+    columns = [
+        Column("coarse"),
+        Column("fine"),
+        Column("preserved", title="kept"),
+        Column("tuned_splits", title="of"),
+        Column("share_preserved", ".1%", title="share"),
+        *(Column(name, only="csv") for name in csv),
+        Column("coarse ones with splits", only="text"),
+    ]
+    names = [column.name for column in columns[:-1]]
+    table = Table("Splits of prediction-tuned components that keep the tuning", columns)
+    for row in result.splits:
+        table.rows.append([*(getattr(row, name) for name in names), f"{row.with_splits} of {row.coarse}"])
+    return table
+
+
+def against_table(result: Stability) -> Table:
+    """A line per other run and number of components."""
+    kinds = ("coefficients", "best")
+    table = Table(
+        "Similarity to the decompositions of other runs, with the same seeds",
+        [Column("against", title="run"), Column("components"), *_columns(kinds), Column("what differs", only="text")],
+    )
+    for row in result.against:
+        differs = "; ".join(f"{name}: {brief(here)} → {brief(there)}" for name, (here, there) in row.differs.items())
+        table.rows.append([row.against, row.components, *_cells(row, kinds), differs or "nothing"])
+    return table
+
+
+def _columns(kinds: Sequence[str]) -> list[Column]:
+    """Columns of similarities: mean and deviation in CSV, both in one where the table is read."""
+    columns = [Column("pairs", only="csv")]
+    for kind in kinds:
+        columns += [Column(kind, only="csv"), Column(f"{kind}_deviation", only="csv")]
+        columns.append(Column(_TITLES[kind], only="text"))
+    return columns
+
+
+def _cells(row: Similarity, kinds: Sequence[str]) -> list[Cell]:
+    cells: list[Cell] = [row.pairs]
+    for kind in kinds:
+        mean, deviation = getattr(row, kind), getattr(row, f"{kind}_deviation")
+        cells += [mean, deviation, None if mean is None else f"{mean:.2f} ± {deviation:.2f}"]
+    return cells
+
+
+def _draw_seeds(axes: Axes, result: Stability) -> None:
     """Similarity against the number of components, with deviations over pairs of seeds."""
-    counts = [row["components"] for row in found["seeds"]]
+    counts = [row.components for row in result.seeds]
     for kind, title, colour in (("coefficients", "coefficients", BLUE), ("pseudo_fishers", "pseudo-Fishers", RED)):
-        means, deviations = ([row[name] for row in found["seeds"]] for name in (kind, f"{kind}_deviation"))
+        means, deviations = ([getattr(row, name) for row in result.seeds] for name in (kind, f"{kind}_deviation"))
         axes.errorbar(counts, means, yerr=deviations, marker="o", markersize=4, capsize=3, color=colour, label=title)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.minorticks_off()
-    seeds = len(found["options"]["seeds"])
+    seeds = len(result.options["seeds"])
     axes.set(ylim=(0, 1.05), xlabel="components", ylabel="mean |cos| of matched components", title=f"{seeds} seeds")
     axes.legend(frameon=False, loc="lower left")
     plain_axes(axes)
@@ -118,17 +169,17 @@ class Node:
     """Height in the figure."""
 
 
-def grow_tree(found: dict[str, Any]) -> list[Node]:
+def grow_tree(result: Stability) -> list[Node]:
     """The roots: all components of the smallest count, then those of others that share no example with any coarser."""
     levels = [
-        [Node(depth, number, *values) for number, values in enumerate(zip(level["tuned"], level["texts"], strict=True))]
-        for depth, level in enumerate(found["levels"])
+        [Node(depth, number, *values) for number, values in enumerate(zip(level.tuned, level.texts, strict=True))]
+        for depth, level in enumerate(result.levels)
     ]
     roots = list(levels[0])
-    rows = {(row["coarse"], row["fine"]): row for row in found["splits"]}
+    rows = {(row.coarse, row.fine): row for row in result.splits}
     for coarse, fine in pairwise(levels):
         row = rows[len(coarse), len(fine)]
-        for node, parent, similarity in zip(fine, row["parent"], row["similarity"], strict=True):
+        for node, parent, similarity in zip(fine, row.parent, row.similarity, strict=True):
             if parent is None:
                 roots.append(node)
             else:
@@ -139,9 +190,9 @@ def grow_tree(found: dict[str, Any]) -> list[Node]:
     return roots
 
 
-def tree_markdown(found: dict[str, Any]) -> str:
+def tree_markdown(result: Stability) -> str:
     """The tree as a nested list: number, similarity with the parent, what it is tuned to, first example."""
-    counts = " → ".join(str(level["components"]) for level in found["levels"])
+    counts = " → ".join(str(level.components) for level in result.levels)
     lines = [
         f"# Splits, {counts} components",
         "",
@@ -153,24 +204,24 @@ def tree_markdown(found: dict[str, Any]) -> str:
     def add(node: Node, depth: int) -> None:
         similarity = "" if node.similarity is None else f" ({node.similarity:.2f})"
         tuned = "" if node.tuned is None else f" **{as_literal(node.tuned.strip())}**"
-        count = f"{found['levels'][node.level]['components']}:"
+        count = f"{result.levels[node.level].components}:"
         lines.append(f"{'  ' * depth}- {count}{node.number}{similarity}{tuned} {as_literal(shorten(node.text, 100))}")
         for child in node.children:
             add(child, depth + 1)
 
-    for root in grow_tree(found):
+    for root in grow_tree(result):
         add(root, 0)
     return "\n".join(lines) + "\n"
 
 
-def _draw_tree(path: Path, found: dict[str, Any]) -> None:
+def _draw_tree(path: Path, result: Stability) -> None:
     """Counts from left to right; a line thins with the similarity, and is dashed where a split loses the tuning."""
-    roots = grow_tree(found)
-    frequent = Counter(tuned for level in found["levels"] for tuned in level["tuned"] if tuned is not None)
+    roots = grow_tree(result)
+    frequent = Counter(tuned for level in result.levels for tuned in level.tuned if tuned is not None)
     colours = {name: f"C{n}" if n < _CLASSES else "black" for n, (name, _) in enumerate(frequent.most_common())}
     lines = _place(roots)
     height = min(_TALLEST, 1.2 + _LINE * lines)
-    figure = new_figure(3 + 1.6 * len(found["levels"]), max(2.5, height))
+    figure = new_figure(3 + 1.6 * len(result.levels), max(2.5, height))
     axes = figure.subplots()
     readable = height / lines >= _READABLE
     for root in roots:
@@ -179,7 +230,7 @@ def _draw_tree(path: Path, found: dict[str, Any]) -> None:
         axes.plot([], [], "o", color=colours[name], label=f"predicted{name if name[:1] == ' ' else f' {name}'}")
     axes.plot([], [], "o", markerfacecolor="white", color="grey", label="several predictions")
     axes.plot([], [], "--", color="grey", label="a split that loses the prediction")
-    counts = [str(level["components"]) for level in found["levels"]]
+    counts = [str(level.components) for level in result.levels]
     axes.set_xticks(range(len(counts)), counts)
     axes.set(xlim=(-0.3, len(counts) + 0.6), ylim=(lines, -1), xlabel="components", yticks=[])
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -205,7 +256,7 @@ def _place(roots: list[Node]) -> int:
     return used
 
 
-def _draw_node(axes: Any, node: Node, colours: dict[str, str], readable: bool) -> None:
+def _draw_node(axes: Axes, node: Node, colours: dict[str, str], readable: bool) -> None:
     colour = "grey" if node.tuned is None else colours[node.tuned]
     for child in node.children:
         lost = node.tuned is not None and child.tuned != node.tuned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,14 +16,15 @@ from npeff.analyse.config import SweepConfig
 from npeff.analyse.run import read_examples
 from npeff.decompose.base import Decomposition
 from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.config import FitConfig
+from npeff.decompose.config import FitConfig, suggest_components
 from npeff.decompose.run import fit, fit_key
+from npeff.store.layout import SWEEPS
 from npeff.store.run import Run
 from npeff.utils import distributed
+from npeff.utils.configs import from_dict, to_dict, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import only_one, read_object, write_csv, write_json
-from npeff.utils.report import new_figure, write_figure
-from npeff.utils.tables import write_tables
+from npeff.utils.files import only_one, read_object, write_json
+from npeff.utils.report import Column, Table, as_markdown, new_figure, write_figure, write_report
 
 MEASURED = "measured.json"
 """File of all rows that were measured, so that a sweep continues."""
@@ -32,75 +33,118 @@ TOP = 16
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One number of components."""
 
     components: int
+    """Number of components C."""
     held_in_loss: float
+    """Mean squared distance of the fitted examples from their reconstruction."""
     held_out_loss: float
+    """The same for examples that components were not fitted to."""
     prediction_tuned: float | None
     """Share of components whose top held-out examples have one prediction; None if no component has enough examples."""
     lnp_tuned: float | None
     """Share whose top examples have one label but not one prediction; None without labels."""
     passes: int
+    """Passes until the fit ended."""
 
 
-def sweep(config: SweepConfig) -> list[Row]:
-    """Fit every number of components, write the table, the plot and the advice; returns the table's rows."""
+@dataclass(frozen=True)
+class Sweep:
+    """Several numbers of components beside each other (sweep.json)."""
+
+    rows: list[SweepRow]
+    """One for each number of components, ascending."""
+    advice: str
+    """Which number to take."""
+
+
+def sweep(config: SweepConfig) -> Sweep:
+    """Fit every number of components, and write the table, the figure and the advice.
+
+    Args:
+        config: The run, how to decompose it, and the numbers of components.
+
+    Returns:
+        What sweep.json holds.
+    """
     distributed.start()
     run = Run.open(config.run)
-    directory = run.path / "sweeps" / (config.name or f"{config.method}-{config.seed}")
-    fits = {count: config.with_components(count) for count in sorted(set(config.components))}
+    directory = run.path / SWEEPS / f"{config.method}-{config.seed}"
+    counts = sorted(set(config.components)) or default_counts(int(run.usable.sum()))
     first = distributed.rank() == 0
-    rows: list[Row] = []
+    rows: list[SweepRow] = []
     with only_one(directory, active=first):
         measured = _read_measured(directory)
         distributed.barrier()  # all have read it before the first one writes
-        for count, fit_config in fits.items():
+        for count in counts:
+            fit_config = config.with_components(count)
             key = _key(run, fit_config, config.holdout)
             checkpoint = Checkpoint(directory / f".{count}.checkpoint", key)
             if key not in measured:
                 measured[key] = _row(run, fit(run, fit_config, config.holdout, checkpoint, quiet=False))
                 if first:
-                    write_json(directory / MEASURED, {key: asdict(row) for key, row in measured.items()}, sealed=True)
+                    write_json(directory / MEASURED, {key: to_dict(row) for key, row in measured.items()}, sealed=True)
             checkpoint.clear()
-            rows.append(measured[key])
+            rows.append(row := measured[key])
             if first:
-                print(markdown(rows[-1:], header=len(rows) == 1))
+                losses = f"{row.held_in_loss:.4f} held in, {row.held_out_loss:.4f} held out"
+                print(f"{count} components: loss per example {losses}", flush=True)
+        result = Sweep(rows, advice(rows))
         if first:
-            write(directory, rows)
-            print(f"\n{advice(rows)}\nTable and plot: {directory}")
-    return rows
+            write(directory, result)
+            print(f"\n{as_markdown([table(rows), result.advice])}\nin {directory}")
+    return result
+
+
+def default_counts(usable: int) -> list[int]:
+    """Numbers of components to try for so many usable examples, around what `npeff decompose` would choose."""
+    usual = 2 ** (suggest_components(usable).bit_length() - 1)
+    counts = {max(2, usual // 8), max(2, usual // 4), max(2, usual // 2), usual, 2 * usual}
+    return sorted(count for count in counts if count <= max(2, usable // 2))
 
 
 def _key(run: Run, config: FitConfig, holdout: float) -> str:
-    """What a row of the table depends on; the examples' table has predictions, which may have been mended."""
+    """What a row of the table depends on; the examples' table has predictions, which may have been repaired."""
     examples = run.manifest["examples_sha256"]
     text = f"{fit_key(run, config, holdout)} {config.max_passes} {config.tolerance} {TOP} {examples}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_measured(directory: Path) -> dict[str, Row]:
+def _read_measured(directory: Path) -> dict[str, SweepRow]:
     """What earlier calls have measured, by key; nothing if the file is damaged: then it is measured again."""
-    with contextlib.suppress(UserError, TypeError):
+    with contextlib.suppress(UserError):
         if (directory / MEASURED).is_file():
-            return {key: Row(**row) for key, row in read_object(directory / MEASURED).items()}
+            return {key: from_dict(SweepRow, row) for key, row in read_object(directory / MEASURED).items()}
     return {}
 
 
-def _row(run: Run, decomposition: Decomposition) -> Row:
+def _row(run: Run, decomposition: Decomposition) -> SweepRow:
     prediction, lnp = held_out_tunings(run, decomposition)
     notes = decomposition.notes
     if notes.held_in_loss is None or notes.held_out_loss is None:
         raise UserError("No usable example was held out, or none was left: choose another --holdout.")
-    passes = len(decomposition.history.steps) - 1
-    return Row(decomposition.config.components, notes.held_in_loss, notes.held_out_loss, prediction, lnp, passes)
+    return SweepRow(
+        components=decomposition.config.components,
+        held_in_loss=notes.held_in_loss,
+        held_out_loss=notes.held_out_loss,
+        prediction_tuned=prediction,
+        lnp_tuned=lnp,
+        passes=len(decomposition.history.steps) - 1,
+    )
 
 
 def held_out_tunings(run: Run, decomposition: Decomposition, top: int = TOP) -> tuple[float | None, float | None]:
     """Shares of components that are tuned to a prediction, and to a label but not a prediction, on held-out examples.
 
-    None where no component has `top` of them, or without labels.
+    Args:
+        run: The run.
+        decomposition: Of its held-in examples.
+        top: How many top examples must agree.
+
+    Returns:
+        Both shares; None where no component has `top` active examples, or without labels.
     """
     examples = read_examples(run)
     held_out = np.zeros_like(examples.usable)
@@ -113,8 +157,15 @@ def held_out_tunings(run: Run, decomposition: Decomposition, top: int = TOP) -> 
     return prediction.share if prediction else None, lnp.share if lnp else None
 
 
-def advice(rows: list[Row]) -> str:
-    """Which number to take, in words."""
+def advice(rows: list[SweepRow]) -> str:
+    """Which number of components to take, in words.
+
+    Args:
+        rows: What was measured, by ascending number of components.
+
+    Returns:
+        One or two sentences.
+    """
     if len(rows) < 2:
         return "Try more than one number of components to compare."
     best_loss = min(rows, key=lambda row: row.held_out_loss)
@@ -142,34 +193,28 @@ def advice(rows: list[Row]) -> str:
     return " ".join(text)
 
 
-def markdown(rows: list[Row], header: bool = True) -> str:
-    """The table."""
-
-    def share(value: float | None) -> str:
-        return "-" if value is None else f"{value:.1%}"
-
-    lines = [
-        "| components | held-in loss | held-out loss | pred. tuned | LnP tuned | passes |",
-        "|---|---|---|---|---|---|",
+def table(rows: list[SweepRow]) -> Table:
+    """A line per number of components."""
+    columns = [
+        Column("components"),
+        Column("held_in_loss", ".4f", title="held-in loss"),
+        Column("held_out_loss", ".4f", title="held-out loss"),
+        Column("prediction_tuned", ".1%", title="pred. tuned"),
+        Column("lnp_tuned", ".1%", title="LnP tuned"),
+        Column("passes"),
     ]
-    body = [
-        f"| {row.components} | {row.held_in_loss:.4f} | {row.held_out_loss:.4f} | {share(row.prediction_tuned)} "
-        f"| {share(row.lnp_tuned)} | {row.passes} |"
-        for row in rows
-    ]
-    return "\n".join([*(lines if header else []), *body])
+    caption = "Loss per example, and components tuned on held-out examples"
+    return Table(caption, columns, [[getattr(row, column.name) for column in columns] for row in rows])
 
 
-def write(directory: Path, rows: list[Row]) -> None:
-    """sweep.md, sweep.tex, sweep.csv, sweep.png, sweep.svg and, last, sweep.json."""
-    write_tables(directory / "sweep", f"{markdown(rows)}\n\n{advice(rows)}\n")
-    names = [item.name for item in dataclasses.fields(Row)]
-    write_csv(directory / "sweep.csv", [names, *(list(asdict(row).values()) for row in rows)])
-    _plot(directory / "sweep", rows)
-    write_json(directory / "sweep.json", {"rows": [asdict(row) for row in rows], "advice": advice(rows)})
+def write(directory: Path, result: Sweep) -> None:
+    """Write sweep.md, sweep.tex, sweep.csv, sweep.png, sweep.svg and, last, sweep.json."""
+    write_report(directory / "sweep", [table(result.rows), result.advice], csv=table(result.rows))
+    _draw(directory / "sweep", result.rows)
+    write_record(directory / "sweep.json", result)
 
 
-def _plot(path: Path, rows: list[Row]) -> None:
+def _draw(path: Path, rows: list[SweepRow]) -> None:
     figure = new_figure(9, 3.5)
     losses, tunings = figure.subplots(1, 2)
     counts = [row.components for row in rows]

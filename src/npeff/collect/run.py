@@ -15,7 +15,7 @@ from tqdm import tqdm
 from npeff.collect.config import CollectConfig
 from npeff.collect.estimate import Estimate, estimate_collection
 from npeff.collect.identity import PLACES, differences, identity_of
-from npeff.collect.session import Prepared, collect_prompts, prepare_with_prompts
+from npeff.collect.session import Prepared, answer_texts, collect_prompts, prepare_with_prompts
 from npeff.collect.summary import summary
 from npeff.store.examples import inputs_hash
 from npeff.store.run import Run
@@ -172,11 +172,5 @@ def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
         table = table.append_column(name, pa.array(values))
     reason = ["a value was not finite" if flag else None for flag in aside]
     return table.append_column("set_aside", pa.array(reason, pa.string())).append_column(
-        "prediction_text", pa.array(_answer_texts(prepared, columns["prediction"]), pa.string())
+        "prediction_text", pa.array(answer_texts(prepared, columns["prediction"]), pa.string())
     )
-
-
-def _answer_texts(prepared: Prepared, predictions: np.ndarray) -> list[str]:
-    if prepared.answers.names:
-        return [prepared.answers.names[index] for index in predictions]
-    return [prepared.model.tokenizer.decode([int(token)]) for token in predictions]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,6 +194,13 @@ def _misfit(prepared: Prepared, dataset: Dataset, prompts: list[list[int]], row:
         f"The prompt of example {row} (row {source} of the data) has {len(prompts[row])} tokens, but the model takes "
         f"1 to {_room(prepared)}. Shorten or remove it, or choose a model with a longer context."
     )
+
+
+def answer_texts(prepared: Prepared, predictions: Iterable[int]) -> list[str]:
+    """Predicted answers as texts: names of labels, or tokens of the vocabulary."""
+    if prepared.answers.names:
+        return [prepared.answers.names[index] for index in predictions]
+    return [prepared.model.tokenizer.decode([int(token)]) for token in predictions]
 
 
 def collect_prompts(

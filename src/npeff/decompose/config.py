@@ -155,7 +155,7 @@ def positive(name: str, value: float) -> None:
         raise UserError(f"{name} should be above 0, not {value}.")
 
 
-def suggest_components(examples: int, method: Method, dim: int) -> int:
+def suggest_components(examples: int, method: Method = "npeff", dim: int = 512) -> int:
     """How many components to take of so many examples, if nobody says: see `DecomposeConfig.components`.
 
     Args:

@@ -31,7 +31,7 @@ from tqdm import tqdm
 from npeff.analyse import matrix
 from npeff.analyse.ranking import columns
 from npeff.analyse.records import Analysis
-from npeff.analyse.relations import Relations, brief
+from npeff.analyse.relatives import Relations, brief
 from npeff.analyse.run import read_analysis, read_examples
 from npeff.analyse.tunings import Examples
 from npeff.decompose.config import METHODS
@@ -128,7 +128,7 @@ def _write(folder: Path, key: str, value: Any) -> None:
 def _script(key: str, value: Any) -> str:
     """The text of a data file: `npeffData("key", value)`."""
     # ASCII only, so that no character of a text can end the script or depend on how the file is decoded
-    body = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    body = json.dumps(value, separators=(",", ":"), allow_nan=False, default=to_dict)
     return f"npeffData({json.dumps(key)},{body});\n"
 
 

@@ -70,18 +70,15 @@ class Tryout:
         assert self._prepared is not None
         with self._computing:
             decomposition = self._decomposition(name)
-            # the same random directions, if there are any, for all texts: what differs is then due to the texts
-            options = {"prepared": self._prepared, "fields": fields, "numbers": [0] * len(texts)}
             try:
-                explained = explain_texts(self._run, decomposition, texts, **options)
+                explained = explain_texts(self._run, decomposition, texts, self._prepared, fields)
             except torch.OutOfMemoryError as error:
                 raise UserError("Out of memory. Try fewer or shorter texts.") from error
-        coefficients = torch.nan_to_num(explained.coefficients)
         return {
-            **answers_side_by_side(self._prepared, explained.found),
-            **side_by_side(coefficients, decomposition.shares(coefficients)),
-            "residual": rounded(torch.nan_to_num(explained.residuals).tolist()),
-            "set_aside": explained.found["set_aside"].bool().tolist(),
+            **answers_side_by_side(self._prepared, explained.collected),
+            **side_by_side(explained.coefficients, explained.shares),
+            "residual": rounded(explained.residuals.tolist()),
+            "set_aside": explained.collected["set_aside"].bool().tolist(),
         }
 
     def _decomposition(self, name: str) -> Decomposition:

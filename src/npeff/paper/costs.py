@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -15,7 +14,7 @@ import torch
 
 from npeff.collect.estimate import estimate, peak_memory
 from npeff.collect.session import load_prompts, prepare
-from npeff.decompose.config import METHOD_TITLES, DecomposeConfig, FitConfig
+from npeff.decompose.config import METHOD_TITLES, DecomposeConfig
 from npeff.decompose.run import fit
 from npeff.decompose.sae import steps_per_entry
 from npeff.paper.found import Findings, Value

@@ -22,7 +22,6 @@ from npeff.paper.recipe import Step
 from npeff.paper.runs import Bench, Workshop
 from npeff.store.rows import RowSource
 from npeff.utils.configs import replace, to_dict
-from npeff.utils.files import read_json
 
 
 def _with(shop: Workshop, bench: Bench, components: int | None = None, seed: int | None = None) -> Bench:
@@ -54,12 +53,15 @@ def stability(shop: Workshop, bench: Bench, step: Step) -> Findings:
     yield from missing
     for count in counts:
         fits = [shop.fit(_with(shop, bench, count, seed)) for seed in step.options["seeds"]]
-        found = compare_seeds(fits)
+        similarity = compare_seeds(fits)
         seeds = ", ".join(map(str, step.options["seeds"]))
         changed = {"components": (count, len(fits[0].components)), "seed": (seeds, seeds)}
-        for measure, name in (("W", "coefficients"), ("G", "pseudo_fishers")):
-            yield Value({"components": count, "measure": measure}, found[name], changed)
-            yield Value({"components": count, "measure": f"{measure} sd"}, found[f"{name}_deviation"], changed)
+        for measure, mean, deviation in (
+            ("W", similarity.coefficients, similarity.coefficients_deviation),
+            ("G", similarity.pseudo_fishers, similarity.pseudo_fishers_deviation),
+        ):
+            yield Value({"components": count, "measure": measure}, mean, changed)
+            yield Value({"components": count, "measure": f"{measure} sd"}, deviation, changed)
 
 
 def splits(shop: Workshop, bench: Bench, step: Step) -> Findings:
@@ -145,6 +147,5 @@ def projection_similarity(shop: Workshop, bench: Bench, step: Step) -> Findings:
 
 def eigenvalue_decay(shop: Workshop, bench: Bench, step: Step) -> Findings:
     """Mean share of the trace in each eigenvalue."""
-    found = read_json(spectra(SpectraConfig(str(bench.run.path))) / "spectra.json")
-    for number, share in enumerate(found["decay"], 1):
+    for number, share in enumerate(spectra(SpectraConfig(str(bench.run.path))).decay, 1):
         yield Value({"number": number}, share)
