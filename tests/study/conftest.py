@@ -16,7 +16,7 @@ COMPONENTS = 12
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """300 examples, every tenth text a repetition, two decompositions."""
     texts = [f"a review about subject {i - i % 10 if i % 10 == 1 else i} & more" for i in range(300)]
-    run = make_run(tmp_path_factory.mktemp("evalkit") / "run", texts, aside=[7, 70])
+    run = make_run(tmp_path_factory.mktemp("study") / "run", texts, aside=[7, 70])
     add_decomposition(run, "npeff", COMPONENTS)
     add_decomposition(run, "clusters", COMPONENTS)
     return run

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import get_session
 
 from npeff.explore.themes import Annotations
 from npeff.store.run import Run
@@ -91,7 +92,13 @@ def serving(*actions: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[Told
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            told.requests.append({"path": self.path, "headers": dict(self.headers), "body": json.loads(body)})
+            told.requests.append(
+                {
+                    "path": self.path,
+                    "headers": {name.lower(): value for name, value in self.headers.items()},
+                    "body": json.loads(body),
+                }
+            )
             self.close_connection = True
             action = told.actions[min(len(told.requests), len(told.actions)) - 1]
             action(self)
@@ -115,13 +122,21 @@ def serving(*actions: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[Told
         thread.join()
 
 
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the client would wait between tries; it does not."""
+    waits: list[float] = []
+    monkeypatch.setattr("npeff.study.chat.sleep", waits.append)
+    return waits
+
+
 @pytest.fixture
 def kit(run: Run, tmp_path: Path) -> Path:
     return make(MakeConfig(str(run.path), str(tmp_path / "kit"), ("npeff",), groups=GROUPS))
 
 
 def config(kit: Path, told: Told, **options: Any) -> JudgeConfig:
-    return JudgeConfig(str(kit), told.url, "org/a model", **{"wait": 0.0, **options})
+    return JudgeConfig(str(kit), told.url, "org/a model", **options)
 
 
 def test_every_group_is_asked_the_same_way_and_scored(
@@ -130,7 +145,7 @@ def test_every_group_is_asked_the_same_way_and_scored(
     run = Run.open(shutil.copytree(run.path, tmp_path / "run"))  # other tests use the same one
     replies = ["yes: numbers", "No.", "**Maybe**: about <films>", "I cannot tell."]
     with serving(*map(say, replies)) as told:
-        path = judge(config(kit, told, save_labels=str(run.path)))
+        path = judge(config(kit, told, save_themes=str(run.path)))
     assert path == kit / "answers-judge-org-a-model.json"
     shown = read_kit(kit)
     for group, request in zip(shown.groups, told.requests, strict=True):
@@ -138,12 +153,12 @@ def test_every_group_is_asked_the_same_way_and_scored(
         body = request["body"]
         assert (body["model"], body["temperature"], body["max_tokens"]) == ("org/a model", 0.0, 1000)
         assert body["messages"] == messages_for(shown, group.texts)
-        assert "Authorization" not in request["headers"]
+        assert "authorization" not in request["headers"]
         talk = [message["content"] for message in body["messages"]]
         assert [message["role"] for message in body["messages"]] == ["user", "assistant"] * 2 + ["user"]
         assert all(text in talk[-1] for text in group.texts)
         assert all(text in talk[0] for text in (*shown.preamble, *shown.samples[0].texts))
-        assert (talk[1], talk[3]) == ("yes: How to mend things that are broken.", "no")
+        assert (talk[1], talk[3]) == ("yes: How to repair things that are broken.", "no")
     sheet = read_sheet(path, shown)
     assert sheet.answers == {1: Answer("yes", "numbers"), 2: Answer("no"), 3: Answer("maybe", "about <films>")}
     assert (sheet.source, sheet.automatic) == ("judge:org/a model", True)
@@ -177,7 +192,7 @@ def test_a_stopped_judge_continues(kit: Path, capsys: pytest.CaptureFixture[str]
         before = len(told.requests)
         judge(config(kit, told))
         assert len(told.requests) == before  # all is known
-        judge(config(kit, told, temperature=None))  # another question: asked anew
+        judge(config(kit, told, temperature=None))  # another question: asked again
         assert len(told.requests) == before + GROUPS
         assert "temperature" not in told.requests[-1]["body"]
 
@@ -194,10 +209,9 @@ def test_a_busy_server_is_asked_again(kit: Path, trouble: Callable[[BaseHTTPRequ
     assert set(read_sheet(path, read_kit(kit)).answers) == {1, 2, 3, 4}
 
 
-def test_waits_grow_and_follow_the_server() -> None:
-    waits: list[float] = []
+def test_waits_grow_and_follow_the_server(waits: list[float]) -> None:
     with serving(send(429, "", Retry_After="17"), send(429, "", Retry_After="soon"), send(503, ""), say("no")) as told:
-        chat = Chat(told.url, "m", wait=1.0, sleep=waits.append)
+        chat = Chat(JudgeConfig("kit", told.url, "m"))
         assert chat.ask([{"role": "user", "content": "?"}]).tokens == {"prompt_tokens": 7, "completion_tokens": 2}
         assert waits[0] == 17
         assert 1.6 <= waits[1] <= 2.4
@@ -205,21 +219,21 @@ def test_waits_grow_and_follow_the_server() -> None:
         told.requests.clear()
         told.actions = [send(429, "", Retry_After="100000")]
         with pytest.raises(UserError, match=r"3 tries"):
-            Chat(told.url, "m", retries=2, sleep=waits.append).ask([])
+            Chat(JudgeConfig("kit", told.url, "m", retries=2)).ask([])
         assert waits[3:] == [60, 60]
 
 
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (send(401, '{"error": {"message": "bad key"}}'), r"401: bad key\. Put a valid API key"),
+        (send(401, '{"error": {"message": "bad key"}}'), r"401: .*bad key.*the API key \(--key-env"),
         (
             send(404, '{"detail": "The model `m` does not exist"}'),
-            "does not exist.*does it have the model 'org/a model'",
+            "404: .*does not exist.*Check --endpoint, --model",
         ),
-        (send(400, '{"error": "temperature is not supported"}'), "add --temperature None"),
-        (send(422, "\x1b[31mred\x1b[0m\n" + "x" * 9999), r"422:  ?\[31mred.*…"),
-        (send(302, "", Location="http://192.0.2.1/"), "redirects are not followed"),
+        (send(400, '{"error": "temperature is not supported"}'), r"--temperature \(None leaves it out\)"),
+        (send(422, "\x1b[31mred\x1b[0m\n" + "x" * 9999), r"422: ?\[31mred.*…"),
+        (send(302, "", Location="http://192.0.2.1/"), "a redirect, which is not followed"),
         (send(200, "<html>hello</html>"), "not an OpenAI-compatible chat endpoint; it answered: <html>hello"),
         (send(200, "{}"), "not an OpenAI-compatible"),
         (send(200, '{"choices": []}'), "not an OpenAI-compatible"),
@@ -227,7 +241,7 @@ def test_waits_grow_and_follow_the_server() -> None:
         (send(200, "[" * 100_000), "not an OpenAI-compatible"),
     ],
 )
-def test_what_no_retry_mends_is_said_at_once(
+def test_what_no_retry_repairs_is_said_at_once(
     kit: Path, reply: Callable[[BaseHTTPRequestHandler], None], message: str
 ) -> None:
     with serving(reply) as told:
@@ -250,7 +264,7 @@ def test_nobody_listens(kit: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(UserError, match=r"Nothing listens at .*/v1/chat/completions"):
+    with pytest.raises(UserError, match=r"Cannot reach .*/v1/chat/completions: .*Connection refused.*Start the server"):
         judge(JudgeConfig(str(kit), address, "m"))
     with pytest.raises(UserError, match="Cannot reach"):
         judge(JudgeConfig(str(kit), "http://no-such-host.invalid", "m"))
@@ -267,10 +281,10 @@ def test_the_key_is_sent_and_never_kept(
         told.actions = [send(401, json.dumps({"error": {"message": f"Bearer {SECRET} is wrong"}}))]
         with pytest.raises(UserError, match=r"Bearer \*\*\* is wrong") as refused:
             judge(config(kit, told, key_env="JUDGE_KEY"))
-        assert told.requests[0]["headers"]["Authorization"] == f"Bearer {SECRET}"
+        assert told.requests[0]["headers"]["authorization"] == f"Bearer {SECRET}"
         told.actions = [say("no")]
         judge(config(kit, told, key_env="JUDGE_KEY"))
-        assert SECRET not in repr(Chat(told.url, "m", SECRET))
+        assert SECRET not in repr(Chat(config(kit, told, key_env="JUDGE_KEY")))
     out, err = capfd.readouterr()
     assert SECRET not in out + err + str(raised.value) + str(refused.value)
     for path in kit.rglob("*"):
@@ -322,13 +336,32 @@ def test_addresses() -> None:
     for wrong in ("", "localhost:8000", "ftp://h", "http://", "http://h:port", "file:///etc/passwd", "http://h/a b"):
         with pytest.raises(UserError, match="not an address"):
             chat_url(wrong)
-    with pytest.raises(UserError, match="Leave the password out"):
-        chat_url("https://user:pass@h")
+    assert chat_url("http://[::1]:8000") == "http://[::1]:8000/v1/chat/completions"
+    with pytest.raises(UserError, match="password does not belong there") as raised:
+        chat_url(f"https://user:{SECRET}@h")
+    assert SECRET not in str(raised.value)
+
+
+def test_nobody_but_the_endpoint_is_told_anything(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a login at the Hugging Face Hub nor its offline mode reaches a server of one's own."""
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    session = get_session()
+    usual = session.follow_redirects, session.event_hooks
+    with serving(say("no")) as told, serving(say("yes: a")) as elsewhere:
+        judge(config(kit, told))
+        assert len(told.requests) == GROUPS
+        assert not any(SECRET in str(request) for request in told.requests)
+        told.actions = [send(307, "", Location=f"{elsewhere.url}/chat/completions")]
+        with pytest.raises(UserError, match="a redirect, which is not followed"):
+            judge(config(kit, told, temperature=1.0))
+        assert not elsewhere.requests
+    assert (session.follow_redirects, session.event_hooks) == usual
 
 
 def test_wrong_options(kit: Path) -> None:
     good = JudgeConfig(str(kit), "http://h", "m")
-    for wrong in ({"model": " "}, {"max_tokens": 0}, {"timeout": 0.0}, {"retries": -1}, {"wait": -1.0}):
+    for wrong in ({"model": " "}, {"max_tokens": 0}, {"timeout": 0.0}, {"retries": -1}):
         with pytest.raises(UserError):
             replace(good, **wrong)
 

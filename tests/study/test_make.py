@@ -15,10 +15,9 @@ from npeff import cli
 from npeff.decompose.run import open_decomposition
 from npeff.store.run import Run
 from npeff.study.answers import Answer, Sheet, write_sheet
-from npeff.study.choose import Picked, deal
 from npeff.study.config import MakeConfig, ScoreConfig
-from npeff.study.kit import read_key, read_kit
-from npeff.study.make import CUT, LONGEST, make
+from npeff.study.kit import KeyEntry, read_key, read_kit
+from npeff.study.make import CUT, LONGEST, deal, make
 from npeff.study.preamble import about_task
 from npeff.study.score import score
 from npeff.tasks.config import BUILTIN
@@ -73,7 +72,7 @@ def test_nothing_that_is_handed_out_tells_the_key(run: Run, made: Path) -> None:
         if path.suffix == ".pdf":  # its pages are compressed
             pdf = pypdf.PdfReader(path)
             content += "".join(page.extract_text() for page in pdf.pages) + f"{pdf.get_fields()} {pdf.metadata}"
-        content = content.replace("npeff-evalkit:", "")
+        content = content.replace("npeff-study:", "")
         for hint in ("npeff-", "cluster", "component", "random", "seed", "fingerprint", str(run.path)):
             assert hint not in content.lower(), (path, hint)
     # programs see of a group its number, its form and its texts
@@ -84,8 +83,8 @@ def test_nothing_that_is_handed_out_tells_the_key(run: Run, made: Path) -> None:
 
 def test_the_order_says_nothing() -> None:
     """Over many seeds a component group comes first as often as last, and its best example at every place."""
-    tops = [Picked((0, 1, 2, 3, 4), "npeff", component) for component in range(2)]
-    controls = [Picked((5, 6, 7, 8, 9)), Picked((10, 11, 12, 13, 14))]
+    tops = [KeyEntry(0, "npeff", component, (0, 1, 2, 3, 4)) for component in range(2)]
+    controls = [KeyEntry(0, None, None, (5, 6, 7, 8, 9)), KeyEntry(0, None, None, (10, 11, 12, 13, 14))]
     firsts, places = [], Counter[int]()
     for seed in range(400):
         dealt = deal(np.random.default_rng(seed), tops, controls, forms=1)
@@ -147,7 +146,6 @@ def test_every_built_in_task_is_described() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decomposition": ()}, "several decompositions.*clusters, npeff"),
         ({"decomposition": ("nmf",)}, "no finished decomposition 'nmf'"),
         ({"groups": 40}, "has 12 components with 5 distinct.*20 are needed"),
         ({"size": 25, "groups": 12, "random_share": 0.9}, "11 control groups need 275 distinct texts"),
@@ -188,7 +186,13 @@ def test_a_kit_that_was_changed_is_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was changed"):
         read_kit(made)
     (made / "groups.json").write_text("[]")
-    with pytest.raises(UserError, match="format"):
+    with pytest.raises(UserError, match="JSON object"):
+        read_kit(made)
+    (made / "groups.json").write_text(content.replace('"format": 1', '"format": 2'))
+    with pytest.raises(UserError, match="format 2; this npeff reads format 1"):
+        read_kit(made)
+    (made / "groups.json").write_text(content.replace('"samples"', '"examples"'))
+    with pytest.raises(UserError, match="damaged, or was written by another version"):
         read_kit(made)
     (made / "groups.json").write_text(content)
     kit = read_kit(made)
@@ -199,7 +203,7 @@ def test_a_kit_that_was_changed_is_refused(run: Run, tmp_path: Path) -> None:
     (made / "key" / "key.json").unlink()
     with pytest.raises(UserError, match=r"no key/key\.json"):
         read_key(made, kit)
-    with pytest.raises(UserError, match="not an evaluation kit"):
+    with pytest.raises(UserError, match="not the kit of a study"):
         read_kit(tmp_path)
 
 
@@ -214,7 +218,7 @@ def test_the_command_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli.main(["study", "score", str(out), str(tmp_path / "absent.json")]) == 2
     assert "There is no file" in capsys.readouterr().err
     assert cli.main(["study", "judge", str(out), "--endpoint", "localhost", "--model", "m"]) == 2
-    assert "is not an address" in capsys.readouterr().err
+    assert "not an address" in capsys.readouterr().err
     with pytest.raises(UserError):
         ScoreConfig(str(out), ())
     assert score(ScoreConfig(str(out), (str(tmp_path / "ada.json"),))) == out / "results"

@@ -13,11 +13,12 @@ import pytest
 
 from npeff.explore.themes import Annotations
 from npeff.store.run import Run
-from npeff.study.answers import THEMES, Answer, Sheet, read_sheet, write_sheet
+from npeff.study.answers import CHOICES, Answer, Sheet, read_sheet, write_sheet
 from npeff.study.config import ScoreConfig
 from npeff.study.count import count, kappa
 from npeff.study.kit import Key, read_key, read_kit
-from npeff.study.score import save_labels, score
+from npeff.study.score import save_themes, score
+from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 
@@ -25,7 +26,7 @@ from tests.synthetic import add_decomposition, make_run
 def drawn(seed: int, key: Key, who: str, answered: float = 0.9, source: str = "person") -> Sheet:
     random = np.random.default_rng(seed)
     answers = {
-        entry.number: Answer(THEMES[random.integers(3)], f"theme {entry.number}")
+        entry.number: Answer(CHOICES[random.integers(3)], f"theme {entry.number}")
         for entry in key.groups
         if random.uniform() < answered
     }
@@ -50,42 +51,42 @@ def test_scores_against_brute_force(made: Path) -> None:
     key = read_key(made, kit)
     where = json.loads((made / "key" / "key.json").read_text())["groups"]
     sheets = [drawn(0, key, "Ada"), drawn(1, key, "Bob"), drawn(2, key, "m", source="judge:m")]
-    found = count(sheets, key)
-    *singles, together = found["annotators"]
-    assert [row["title"] for row in singles] == ["Ada", "Bob", "m (automatic)"]
+    scores = count(sheets, key)
+    *singles, together = scores.annotators
+    assert [row.title for row in singles] == ["Ada", "Bob", "m (automatic)"]
     sums: dict[str | None, list[int]] = {}
     for sheet, row in zip(sheets, singles, strict=True):
-        assert row["unanswered"] == 20 - len(sheet.answers)
+        assert row.unanswered == 20 - len(sheet.answers)
         for name in ("npeff", "clusters", None):
             hits = [
                 sheet.answers[entry["number"]].theme in ("yes", "maybe")
                 for entry in where
                 if entry["decomposition"] == name and entry["number"] in sheet.answers
             ]
-            got = row["false_positives"] if name is None else row["themed"][name]
-            assert (got["count"], got["of"]) == (sum(hits), len(hits))
-            assert got["share"] == pytest.approx(np.mean(hits))
-            assert 0 <= got["low"] <= got["share"] <= got["high"] <= 1
+            got = row.false_positives if name is None else row.themed[name]
+            assert (got.count, got.of) == (sum(hits), len(hits))
+            assert got.share == pytest.approx(np.mean(hits))
+            assert 0 <= got.low <= got.share <= got.high <= 1
             if not sheet.automatic:
                 total = sums.setdefault(name, [0, 0])
                 total[0] += sum(hits)
                 total[1] += len(hits)
-    assert together["title"] == "people together"
-    assert [together["false_positives"][name] for name in ("count", "of", "low")] == [*sums[None], None]
-    assert [together["themed"]["npeff"][name] for name in ("count", "of")] == sums["npeff"]
-    assert len(found["pairs"]) == 3
-    for pair, (a, b) in zip(found["pairs"], [(0, 1), (0, 2), (1, 2)], strict=True):
+    assert together.title == "people together"
+    assert [getattr(together.false_positives, name) for name in ("count", "of", "low")] == [*sums[None], None]
+    assert [getattr(together.themed["npeff"], name) for name in ("count", "of")] == sums["npeff"]
+    assert len(scores.pairs) == 3
+    for pair, (a, b) in zip(scores.pairs, [(0, 1), (0, 2), (1, 2)], strict=True):
         both = sorted(set(sheets[a].answers) & set(sheets[b].answers))
         table = np.zeros((2, 2))
         for number in both:
             table[int(sheets[a].answers[number].theme != "no"), int(sheets[b].answers[number].theme != "no")] += 1
         observed = np.trace(table) / len(both)
         chance = (table.sum(0) * table.sum(1)).sum() / len(both) ** 2
-        assert (pair["agreement"]["share"], pair["agreement"]["of"]) == (pytest.approx(observed), len(both))
-        assert pair["kappa"] == pytest.approx((observed - chance) / (1 - chance))
-    for row in found["themes"]:
-        assert where[row["group"] - 1]["component"] == row["component"]
-        assert where[row["group"] - 1]["decomposition"] == row["decomposition"]
+        assert (pair.agreement.share, pair.agreement.of) == (pytest.approx(observed), len(both))
+        assert pair.kappa == pytest.approx((observed - chance) / (1 - chance))
+    for row in scores.themes:
+        assert where[row.group - 1]["component"] == row.component
+        assert where[row.group - 1]["decomposition"] == row.decomposition
 
 
 def test_the_papers_table_in_small(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +106,8 @@ def test_the_papers_table_in_small(made: Path, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "| Ada | npeff | 100% (5 of 5) | 57% to 100% | 0% (0 of 10) | 0% to 28% | 0 |" in said
     assert "| bob | npeff | 80% (4 of 5) |" in said
-    assert "| people together | npeff | 90% (9 of 10) |  | 5% (1 of 20) |  | 0 |" in said
-    assert "| Ada, bob | 90% (18 of 20) | 70% to 97% | 0.80 |" in said
+    assert "| people together | npeff | 90% (9 of 10) | | 5% (1 of 20) | | 0 |" in said
+    assert "| Ada | bob | 90% (18 of 20) | 70% to 97% | 0.80 |" in said
     assert (directory / "scores.md").read_text().startswith(said.split("\nin ")[0].strip()[:200])
     values = json.loads((directory / "scores.json").read_text())
     assert values["pairs"][0]["kappa"] == pytest.approx(0.8)
@@ -124,8 +125,8 @@ def test_themes_become_labels_once(made: Path, run: Run, tmp_path: Path) -> None
     random = next(entry for entry in key.groups if entry.decomposition is None)
     person = Sheet("Ada", {tops[0].number: Answer("yes", "w" * 300), random.number: Answer("yes", "nothing")})
     judged = Sheet("m", {tops[0].number: Answer("maybe", "auto"), tops[1].number: Answer("yes", "auto")}, "judge:m")
-    assert save_labels(str(run.path), key, [judged, person]) == 3
-    assert save_labels(str(run.path), key, [judged, person]) == 0
+    assert save_themes(str(run.path), key, [judged, person]) == 3
+    assert save_themes(str(run.path), key, [judged, person]) == 0
     labels = Annotations(run, "npeff").current()
     assert tops[0].component is not None
     assert tops[1].component is not None
@@ -140,10 +141,10 @@ def test_labels_do_not_go_to_another_run_or_decomposition(made: Path, run: Run, 
     other = make_run(tmp_path / "run", [f"text {i}" for i in range(50)], seed=1)
     add_decomposition(other, components=3)
     with pytest.raises(UserError, match="another run"):
-        save_labels(str(other.path), key, [])
-    changed = Key(key.kit, key.run, {"npeff": "0"}, key.groups)
-    with pytest.raises(UserError, match="made anew"):
-        save_labels(str(run.path), changed, [])
+        save_themes(str(other.path), key, [])
+    changed = replace(key, decompositions={"npeff": "0"})
+    with pytest.raises(UserError, match="was replaced since"):
+        save_themes(str(run.path), changed, [])
 
 
 def content(kit_id: str, **changes: Any) -> str:
@@ -161,16 +162,18 @@ def content(kit_id: str, **changes: Any) -> str:
     ("changes", "message"),
     [
         ({"kit": "0" * 12}, "not this one"),
-        ({"format": 2}, "not a file of answers"),
-        ({"answers": []}, "not a file of answers"),
+        ({"format": 2}, r"format 2\), not this one"),
+        ({"answers": []}, "damaged"),
         ({"answers": {}}, "has no answers"),
-        ({"answers": {"1": "yes"}}, "group 1 cannot be read"),
+        ({"answers": {"1": "yes"}}, "damaged.*should be a mapping"),
         ({"answers": {"99": {"theme": "yes"}}}, "no group '99'"),
-        ({"answers": {"1": {"theme": "perhaps"}}}, "'perhaps' is not one of yes, maybe, no"),
-        ({"answers": {"1": {"theme": True}}}, "no text"),
-        ({"answers": {"1": {"theme": "yes", "words": 3}}}, "no text"),
+        ({"answers": {"1": {"theme": "perhaps"}}}, "damaged.*'perhaps'.*'yes', 'maybe', 'no'"),
+        ({"answers": {"1": {"theme": True}}}, "damaged.*theme cannot be True"),
+        ({"answers": {"1": {"theme": "yes", "words": 3}}}, "damaged.*words cannot be 3"),
         ({"answers": {"1": {"theme": "yes", "words": "w" * 5000}}}, "at most 2000"),
-        ({"who": ["Ada"]}, "no text"),
+        ({"who": ["Ada"]}, "damaged.*who cannot be"),
+        ({"who": "A" * 101}, "at most 100"),
+        ({"colour": "red"}, "Unknown option colour"),
     ],
 )
 def test_damaged_answers_are_refused(made: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
