@@ -10,14 +10,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,7 @@ from huggingface_hub import get_session
 from npeff.explore.themes import Annotations
 from npeff.store.run import Run
 from npeff.study.answers import Answer, read_sheet
-from npeff.study.chat import Chat, chat_url
+from npeff.study.chat import Chat
 from npeff.study.config import JudgeConfig, MakeConfig, ScoreConfig
 from npeff.study.judge import judge, messages_for, parse
 from npeff.study.kit import read_key, read_kit
@@ -38,96 +35,10 @@ from npeff.study.score import score
 from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
 from tests import tiny
+from tests.study.server import Told, break_off, hang_up, never_answer, say, send, serving
 
 GROUPS = 4
 SECRET = "sk-very-secret-0123456789"
-
-# --- a server that does what it is told -------------------------------------------------------------------------------
-
-
-@dataclass
-class Told:
-    """What the server does: one action a request, then the last one for ever."""
-
-    actions: list[Callable[[BaseHTTPRequestHandler], None]]
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    url: str = ""
-
-
-def send(status: int, body: str | bytes, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
-    def act(handler: BaseHTTPRequestHandler) -> None:
-        content = body.encode() if isinstance(body, str) else body
-        handler.send_response(status)
-        for name, value in {"Content_Length": str(len(content)), **headers}.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(content)
-
-    return act
-
-
-def say(text: str | None) -> Callable[[BaseHTTPRequestHandler], None]:
-    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
-    return send(200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage}))
-
-
-def hang_up(handler: BaseHTTPRequestHandler) -> None:
-    handler.connection.shutdown(socket.SHUT_RDWR)
-
-
-def break_off(handler: BaseHTTPRequestHandler) -> None:
-    send(200, b'{"choi', Content_Length="500")(handler)
-    hang_up(handler)
-
-
-def never_answer(handler: BaseHTTPRequestHandler) -> None:
-    handler.connection.settimeout(5)
-    handler.rfile.read(1)  # until the other side gives up
-
-
-@contextmanager
-def serving(*actions: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[Told]:
-    told = Told(list(actions))
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            told.requests.append(
-                {
-                    "path": self.path,
-                    "headers": {name.lower(): value for name, value in self.headers.items()},
-                    "body": json.loads(body),
-                }
-            )
-            self.close_connection = True
-            action = told.actions[min(len(told.requests), len(told.actions)) - 1]
-            action(self)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-        def handle(self) -> None:
-            with suppress(OSError):  # the client hung up
-                super().handle()
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    told.url = f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield told
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long the client would wait between tries; it does not."""
-    waits: list[float] = []
-    monkeypatch.setattr("npeff.study.chat.sleep", waits.append)
-    return waits
 
 
 @pytest.fixture
@@ -207,20 +118,6 @@ def test_a_busy_server_is_asked_again(kit: Path, trouble: Callable[[BaseHTTPRequ
         assert path is not None
         assert len(told.requests) == GROUPS + 2
     assert set(read_sheet(path, read_kit(kit)).answers) == {1, 2, 3, 4}
-
-
-def test_waits_grow_and_follow_the_server(waits: list[float]) -> None:
-    with serving(send(429, "", Retry_After="17"), send(429, "", Retry_After="soon"), send(503, ""), say("no")) as told:
-        chat = Chat(JudgeConfig("kit", told.url, "m"))
-        assert chat.ask([{"role": "user", "content": "?"}]).tokens == {"prompt_tokens": 7, "completion_tokens": 2}
-        assert waits[0] == 17
-        assert 1.6 <= waits[1] <= 2.4
-        assert 3.2 <= waits[2] <= 4.8
-        told.requests.clear()
-        told.actions = [send(429, "", Retry_After="100000")]
-        with pytest.raises(UserError, match=r"3 tries"):
-            Chat(JudgeConfig("kit", told.url, "m", retries=2)).ask([])
-        assert waits[3:] == [60, 60]
 
 
 @pytest.mark.parametrize(
@@ -326,20 +223,6 @@ def test_a_dry_run_asks_nothing(kit: Path, capsys: pytest.CaptureFixture[str]) -
 )
 def test_replies_are_read_not_guessed(reply: str, answer: Answer | None) -> None:
     assert parse(reply) == answer
-
-
-def test_addresses() -> None:
-    whole = "http://h:8000/v1/chat/completions"
-    for given in ("http://h:8000", "http://h:8000/", "http://h:8000/v1", "http://h:8000/v1/", whole):
-        assert chat_url(given) == whole
-    assert chat_url("https://h/api/v3?x=1") == "https://h/api/v3/chat/completions?x=1"
-    for wrong in ("", "localhost:8000", "ftp://h", "http://", "http://h:port", "file:///etc/passwd", "http://h/a b"):
-        with pytest.raises(UserError, match="not an address"):
-            chat_url(wrong)
-    assert chat_url("http://[::1]:8000") == "http://[::1]:8000/v1/chat/completions"
-    with pytest.raises(UserError, match="password does not belong there") as raised:
-        chat_url(f"https://user:{SECRET}@h")
-    assert SECRET not in str(raised.value)
 
 
 def test_nobody_but_the_endpoint_is_told_anything(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:

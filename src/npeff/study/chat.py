@@ -7,7 +7,6 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import sleep
 from typing import Any, NoReturn
 
@@ -29,16 +28,6 @@ _BUSY = (408, 409, 425, 429)
 Messages = list[dict[str, str]]
 
 
-@dataclass(frozen=True)
-class Reply:
-    """What a model said."""
-
-    text: str
-    """The reply."""
-    tokens: dict[str, int]
-    """Counted by the server: prompt_tokens, completion_tokens; empty if it does not say."""
-
-
 class Chat:
     """A model behind an endpoint. What it says in messages and errors never holds the API key."""
 
@@ -50,14 +39,14 @@ class Chat:
         self._client = InferenceClient(base_url=self.url, timeout=config.timeout, headers=headers)
         self._limit = "max_tokens"
 
-    def ask(self, messages: Messages) -> Reply:
+    def ask(self, messages: Messages) -> tuple[str, dict[str, int]]:
         """Ask once, and again as long as the server is busy.
 
         Args:
             messages: The talk so far, in the form of the chat endpoint.
 
         Returns:
-            The model's reply.
+            The model's reply, and prompt_tokens and completion_tokens as far as the server has counted them.
 
         Raises:
             UserError: The endpoint cannot give one, or was busy too often.
@@ -76,7 +65,7 @@ class Chat:
                 sleep(min(_LONGEST_WAIT, max(busy.after, wait * random.uniform(0.8, 1.2))))
                 wait *= 2
 
-    def _ask_once(self, messages: Messages) -> Reply:
+    def _ask_once(self, messages: Messages) -> tuple[str, dict[str, int]]:
         config, output = self._config, None
         limit = {self._limit: config.max_tokens}
         try:
@@ -87,7 +76,8 @@ class Chat:
             text, usage = output.choices[0].message.content or "", dict(output.usage or {})
             if not isinstance(text, str):
                 raise TypeError("its content is no text")
-            return Reply(text, {name: usage[name] for name in ("prompt_tokens", "completion_tokens") if name in usage})
+            counted = ("prompt_tokens", "completion_tokens")
+            return text, {name: usage[name] for name in counted if isinstance(usage.get(name), int)}
         except Exception as error:  # the client lets those of HTTP, of JSON and of odd replies through
             response = next((each.response for each in _chain(error) if hasattr(each, "response")), None)
             if response is not None and "max_completion_tokens" in response.text and self._limit == "max_tokens":

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -31,7 +31,7 @@ _ANSWER = re.compile(r"(yes|maybe|no)\s*(?:[:.,;\u2013\u2014-]+\s*(.*))?", re.IG
 
 
 @dataclass(frozen=True)
-class KeptReply:
+class JudgeReply:
     """A judge's reply on disk; it counts only for the very question, model and settings it was given to."""
 
     group: int
@@ -46,9 +46,9 @@ class KeptReply:
     """As `npeff study judge --temperature`."""
     max_tokens: int
     """As `npeff study judge --max-tokens`."""
-    tokens: dict[str, int]
+    tokens: dict[str, int] = field(default_factory=dict)
     """Tokens as the server counted them."""
-    reply: str
+    reply: str = ""
     """What the model said."""
 
 
@@ -64,19 +64,18 @@ def judge(config: JudgeConfig) -> Path | None:
     kit, chat = read_kit(config.kit), Chat(config)
     folder = Path(config.kit) / JUDGES / file_name(config.model)
     requests = {group.number: messages_for(kit, group.texts) for group in kit.groups}
-    replies = _kept_replies(folder, config, chat.url, requests)
+    questions = {number: _question(config, chat.url, number, messages) for number, messages in requests.items()}
+    replies = {number: reply for number, asked in questions.items() if (reply := _kept(folder, asked)) is not None}
     waiting = [number for number in requests if number not in replies]
     print(_estimate(requests, waiting))
     if config.dry_run:
         return None
     with only_one(folder):
         for number in tqdm(waiting, desc=f"Asking {config.model}", unit="group", disable=None):
-            said = chat.ask(requests[number])
-            asked = _hash(config, chat.url, requests[number])
-            settings = (chat.url, config.model, config.temperature, config.max_tokens)
-            write_record(_file(folder, number), KeptReply(number, asked, *settings, said.tokens, said.text))
-            replies[number] = said.text
-    sheet, path = _write_answers(config, kit, {number: replies[number] for number in requests})
+            text, tokens = chat.ask(requests[number])
+            replies[number] = replace(questions[number], tokens=tokens, reply=text)
+            write_record(_file(folder, number), replies[number])
+    sheet, path = _write_answers(config, kit, {number: replies[number].reply for number in requests})
     print(f"{len(sheet.answers)} answers in {path}; `npeff study score {config.kit} {path}` counts them.")
     if config.save_themes is not None:
         saved = save_themes(config.save_themes, read_key(config.kit, kit), [sheet])
@@ -142,20 +141,22 @@ def file_name(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-") or "model"
 
 
-def _kept_replies(folder: Path, config: JudgeConfig, url: str, requests: dict[int, Messages]) -> dict[int, str]:
-    """Number of a group → its reply, where an earlier call has asked the same."""
-    files = {number: _file(folder, number) for number in requests}
-    kept = {number: read_record(KeptReply, file) for number, file in files.items() if file.is_file()}
-    return {n: each.reply for n, each in kept.items() if each.asked == _hash(config, url, requests[n])}
+def _question(config: JudgeConfig, url: str, number: int, messages: Messages) -> JudgeReply:
+    """What is asked, without a reply yet."""
+    settings = (url, config.model, config.temperature, config.max_tokens)
+    asked = hashlib.sha256(json.dumps([settings, messages]).encode()).hexdigest()
+    return JudgeReply(number, asked, *settings)
+
+
+def _kept(folder: Path, question: JudgeReply) -> JudgeReply | None:
+    """The reply that an earlier call got to the same question."""
+    file = _file(folder, question.group)
+    reply = read_record(JudgeReply, file) if file.is_file() else None
+    return reply if reply is not None and reply.asked == question.asked else None
 
 
 def _file(folder: Path, number: int) -> Path:
     return folder / f"{number:03d}.json"
-
-
-def _hash(config: JudgeConfig, url: str, messages: Messages) -> str:
-    settings = [url, config.model, config.temperature, config.max_tokens]
-    return hashlib.sha256(json.dumps([settings, messages]).encode()).hexdigest()
 
 
 def _estimate(requests: dict[int, Messages], waiting: list[int]) -> str:

@@ -6,7 +6,7 @@ drawn at random.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,7 +52,8 @@ def make(config: MakeConfig) -> Path:
     names = list(config.decomposition) or [choose_decomposition(run.path)]
     texts = shown_texts(run.table)
     about = config.about or about_task(run.manifest["task"])
-    pool = Pool(encode(pa.chunked_array([texts], pa.string()))[0], run.usable)
+    codes = encode(pa.chunked_array([texts], pa.string()))[0]
+    pool = Pool(codes, run.usable, config.size, np.random.default_rng(config.seed))
     scores = {name: open_decomposition(run, name).scores() for name in names}
     samples, dealt = choose_groups(config, pool, scores, texts)
     groups = tuple(Group(entry.number, form, _of(texts, entry.examples)) for form, entry in dealt)
@@ -87,43 +88,72 @@ def shown_texts(table: pa.Table) -> list[str]:
 
 @dataclass(frozen=True)
 class Pool:
-    """The examples that may be shown."""
+    """The examples that may be shown, and how groups are drawn from them."""
 
     texts: Array
     """Int64 [m]; examples with the same number are shown with the same text."""
     usable: Array
     """Bool [m]; false for examples that were set aside."""
+    size: int
+    """Examples in a group."""
+    random: np.random.Generator
+    """What all is drawn with."""
 
-    def top(self, scores: torch.Tensor, size: int) -> tuple[int, ...]:
-        """The `size` best examples by `scores` [m] with distinct texts; fewer if fewer are above zero."""
+    def top(self, scores: torch.Tensor) -> tuple[int, ...]:
+        """The best examples by `scores` [m] with distinct texts; too few for a group if fewer are above zero."""
         order = top_examples(scores.float().cpu().numpy(), self.usable)
-        return tuple(distinct(order, self.texts, size).tolist())
+        return tuple(distinct(order, self.texts, self.size).tolist())
 
-    def random(
-        self, random: np.random.Generator, count: int, size: int, without: Sequence[int]
-    ) -> list[tuple[int, ...]]:
+    def tops(self, name: str, scores: torch.Tensor, count: int, without: int | None) -> list[KeyEntry]:
+        """Top examples of random components that have enough distinct texts.
+
+        Args:
+            name: Name of the decomposition.
+            scores: How much each example uses each of its components, [m, C].
+            count: How many components to draw.
+            without: A component that is not to be drawn.
+
+        Returns:
+            A group for each of them, without a number yet.
+
+        Raises:
+            UserError: There are too few components.
+        """
+        groups: list[KeyEntry] = []
+        for component in self.random.permutation(scores.shape[1]).tolist():
+            top = self.top(scores[:, component]) if len(groups) < count and component != without else ()
+            if len(top) == self.size:
+                groups.append(KeyEntry(0, name, component, top))
+        if len(groups) < count:
+            raise UserError(
+                f"{name} has {len(groups)} components with {self.size} distinct active texts to choose from; {count} "
+                f"are needed. {SMALLER}"
+            )
+        return groups
+
+    def controls(self, count: int, without: Sequence[int]) -> list[KeyEntry]:
         """Groups of random examples; no text occurs twice in them.
 
         Args:
-            random: Generator to draw with.
             count: How many groups.
-            size: Examples in a group.
             without: Examples whose texts are not to occur.
 
         Returns:
-            The examples of each group.
+            The groups, without numbers yet.
 
         Raises:
             UserError: There are too few texts.
         """
         free = np.flatnonzero(self.usable & ~np.isin(self.texts, self.texts[list(without)]))
-        free = distinct(random.permutation(free), self.texts)
-        if len(free) < count * size:
+        free = distinct(self.random.permutation(free), self.texts)
+        needed = count * self.size
+        if len(free) < needed:
             raise UserError(
-                f"{count} control groups need {count * size} distinct texts beside those of the components; the run "
-                f"has {len(free)}. {SMALLER}"
+                f"{count} control groups need {needed} distinct texts beside those of the components; the run has "
+                f"{len(free)}. {SMALLER}"
             )
-        return [tuple(free[start : start + size].tolist()) for start in range(0, count * size, size)]
+        groups = free[:needed].reshape(count, self.size).tolist()
+        return [KeyEntry(0, None, None, tuple(examples)) for examples in groups]
 
 
 def choose_groups(
@@ -140,45 +170,18 @@ def choose_groups(
     Returns:
         The worked samples, and all groups with the form that each is in.
     """
-    random = np.random.default_rng(config.seed)
     sample = _sample_top(config, pool, *next(iter(scores.items())))
     total, tops = config.forms * (config.groups - config.random_groups), []
     for place, (name, of_components) in enumerate(scores.items()):
         count = total // len(scores) + (place < total % len(scores))
-        without = {config.sample_component} if place == 0 else ()
-        tops += _pick_components(random, name, of_components, pool, count, config.size, without)
+        tops += pool.tops(name, of_components, count, config.sample_component if place == 0 else None)
     shown = [example for top in tops for example in top.examples] + list(sample)
-    count = config.forms * config.random_groups
-    drawn = pool.random(random, count + bool(sample), config.size, shown)
-    controls = [KeyEntry(0, None, None, examples) for examples in drawn[:count]]
+    controls = pool.controls(config.forms * config.random_groups + bool(sample), shown)
     samples = TEXTS.samples
     if sample:
         themed = Sample(_of(texts, sample), "yes", (config.sample_theme or "").strip())
-        samples = (themed, Sample(_of(texts, drawn[-1]), "no", ""))
-    return samples, deal(random, tops, controls, config.forms)
-
-
-def _pick_components(
-    random: np.random.Generator,
-    name: str,
-    scores: torch.Tensor,
-    pool: Pool,
-    count: int,
-    size: int,
-    without: Collection[int | None],
-) -> list[KeyEntry]:
-    """`count` components at random, none of `without`, among those with `size` distinct texts."""
-    picked: list[KeyEntry] = []
-    for component in random.permutation(scores.shape[1]).tolist():
-        top = pool.top(scores[:, component], size) if len(picked) < count and component not in without else ()
-        if len(top) == size:
-            picked.append(KeyEntry(0, name, component, top))
-    if len(picked) < count:
-        raise UserError(
-            f"{name} has {len(picked)} components with {size} distinct active texts to choose from; {count} are "
-            f"needed. {SMALLER}"
-        )
-    return picked
+        samples = (themed, Sample(_of(texts, controls.pop().examples), "no", ""))
+    return samples, deal(pool.random, tops, controls, config.forms)
 
 
 def _sample_top(config: MakeConfig, pool: Pool, name: str, scores: torch.Tensor) -> tuple[int, ...]:
@@ -186,11 +189,9 @@ def _sample_top(config: MakeConfig, pool: Pool, name: str, scores: torch.Tensor)
     component = config.sample_component
     if component is None:
         return ()
-    if not 0 <= component < scores.shape[1]:
-        raise UserError(f"{name} has no component {component}; choose another sample.")
-    top = pool.top(scores[:, component], config.size)
+    top = pool.top(scores[:, component]) if 0 <= component < scores.shape[1] else ()
     if len(top) < config.size:
-        raise UserError(f"Component {component} has only {len(top)} distinct active texts; choose another sample.")
+        raise UserError(f"{name} has no component {component} with {config.size} distinct texts for a sample.")
     return top
 
 
