@@ -126,7 +126,14 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def parse(reply: str) -> Answer | None:
-    """The answer in a reply; None where it is not in the form that was asked for. Nothing is guessed."""
+    """Read a judge's reply; nothing is guessed.
+
+    Args:
+        reply: What the model said; what it thought aloud before is passed over.
+
+    Returns:
+        The answer; None where the reply is not in the form that was asked for.
+    """
     reply = re.sub(r"(?s)\A\s*<think>.*?</think>", "", reply).strip()
     line = reply.partition("\n")[0].replace("*", "").strip(" \"'`_")
     match = _ANSWER.fullmatch(line)

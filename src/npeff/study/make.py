@@ -74,7 +74,14 @@ def make(config: MakeConfig) -> Path:
 
 
 def shown_texts(table: pa.Table) -> list[str]:
-    """What annotators see of each example: its text and the other columns of its prompt, cut where it is very long."""
+    """What annotators see of each example.
+
+    Args:
+        table: Example table of the run, m rows.
+
+    Returns:
+        Its text and the other columns of its prompt, cut where this is very long, [m].
+    """
     texts = table["text"].to_pylist()
     for name in (name for name in table.column_names if name.startswith(FIELD)):
         field = name.removeprefix(FIELD)

@@ -12,7 +12,15 @@ _ENTRIES = ("count", "of", "share", "low", "high")
 
 
 def write_scores(directory: Path, scores: Scores) -> str:
-    """Write all files, the JSON last; returns the tables but for the themes in Markdown."""
+    """Write all files of a result, the JSON last.
+
+    Args:
+        directory: Where to.
+        scores: Result of the study.
+
+    Returns:
+        The tables in Markdown, without the one of themes.
+    """
     annotators, pairs, themes = tables(scores)
     pairs.write_csv(directory / "agreement.csv")
     themes.write_csv(directory / "themes.csv")
