@@ -27,7 +27,7 @@ test: $(READY) lint browser
 	$(PYTEST)
 
 test-browser: $(READY) browser
-	$(PYTEST) tests/explore tests/evalkit
+	$(PYTEST) tests/explore tests/study
 
 # The long form of the tests in tests/faults: 50 kills of every stage, tens of thousands of odd inputs.
 test-faults: $(READY)

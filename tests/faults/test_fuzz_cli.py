@@ -18,7 +18,7 @@ from tests.synthetic import add_decomposition, make_run
 
 # demo, reproduce and judge would load a real model or ask a server, explore would serve; they are tried where they
 # fail before that
-LEFT_OUT = ("demo", "explore", "evalkit")
+LEFT_OUT = ("demo", "explore", "study")
 VALUES = (
     *("", " ", "-1", "0", "1", "2", "3", "nan", "inf", "-inf", "1e999", "1e-999", "9" * 30, "9" * 5000, "0x10", "1_0"),
     *("\uff11\uff12", "½", "abc", "a" * 5000, "..", "../..", ".", "x/y", "--", "-", "é😀", "\n", "true", "None", "[]"),

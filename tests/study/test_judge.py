@@ -10,25 +10,23 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import get_session
 
 from npeff.explore.themes import Annotations
 from npeff.store.run import Run
 from npeff.study.answers import Answer, read_sheet
-from npeff.study.chat import Chat, chat_url
+from npeff.study.chat import Chat
 from npeff.study.config import JudgeConfig, MakeConfig, ScoreConfig
 from npeff.study.judge import judge, messages_for, parse
 from npeff.study.kit import read_key, read_kit
@@ -37,82 +35,10 @@ from npeff.study.score import score
 from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
 from tests import tiny
+from tests.study.server import Told, break_off, hang_up, never_answer, say, send, serving
 
 GROUPS = 4
 SECRET = "sk-very-secret-0123456789"
-
-# --- a server that does what it is told -------------------------------------------------------------------------------
-
-
-@dataclass
-class Told:
-    """What the server does: one action a request, then the last one for ever."""
-
-    actions: list[Callable[[BaseHTTPRequestHandler], None]]
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    url: str = ""
-
-
-def send(status: int, body: str | bytes, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
-    def act(handler: BaseHTTPRequestHandler) -> None:
-        content = body.encode() if isinstance(body, str) else body
-        handler.send_response(status)
-        for name, value in {"Content_Length": str(len(content)), **headers}.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(content)
-
-    return act
-
-
-def say(text: str | None) -> Callable[[BaseHTTPRequestHandler], None]:
-    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
-    return send(200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage}))
-
-
-def hang_up(handler: BaseHTTPRequestHandler) -> None:
-    handler.connection.shutdown(socket.SHUT_RDWR)
-
-
-def break_off(handler: BaseHTTPRequestHandler) -> None:
-    send(200, b'{"choi', Content_Length="500")(handler)
-    hang_up(handler)
-
-
-def never_answer(handler: BaseHTTPRequestHandler) -> None:
-    handler.connection.settimeout(5)
-    handler.rfile.read(1)  # until the other side gives up
-
-
-@contextmanager
-def serving(*actions: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[Told]:
-    told = Told(list(actions))
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            told.requests.append({"path": self.path, "headers": dict(self.headers), "body": json.loads(body)})
-            self.close_connection = True
-            action = told.actions[min(len(told.requests), len(told.actions)) - 1]
-            action(self)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-        def handle(self) -> None:
-            with suppress(OSError):  # the client hung up
-                super().handle()
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    told.url = f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield told
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture
@@ -121,7 +47,7 @@ def kit(run: Run, tmp_path: Path) -> Path:
 
 
 def config(kit: Path, told: Told, **options: Any) -> JudgeConfig:
-    return JudgeConfig(str(kit), told.url, "org/a model", **{"wait": 0.0, **options})
+    return JudgeConfig(str(kit), told.url, "org/a model", **options)
 
 
 def test_every_group_is_asked_the_same_way_and_scored(
@@ -130,7 +56,7 @@ def test_every_group_is_asked_the_same_way_and_scored(
     run = Run.open(shutil.copytree(run.path, tmp_path / "run"))  # other tests use the same one
     replies = ["yes: numbers", "No.", "**Maybe**: about <films>", "I cannot tell."]
     with serving(*map(say, replies)) as told:
-        path = judge(config(kit, told, save_labels=str(run.path)))
+        path = judge(config(kit, told, save_themes=str(run.path)))
     assert path == kit / "answers-judge-org-a-model.json"
     shown = read_kit(kit)
     for group, request in zip(shown.groups, told.requests, strict=True):
@@ -138,12 +64,12 @@ def test_every_group_is_asked_the_same_way_and_scored(
         body = request["body"]
         assert (body["model"], body["temperature"], body["max_tokens"]) == ("org/a model", 0.0, 1000)
         assert body["messages"] == messages_for(shown, group.texts)
-        assert "Authorization" not in request["headers"]
+        assert "authorization" not in request["headers"]
         talk = [message["content"] for message in body["messages"]]
         assert [message["role"] for message in body["messages"]] == ["user", "assistant"] * 2 + ["user"]
         assert all(text in talk[-1] for text in group.texts)
         assert all(text in talk[0] for text in (*shown.preamble, *shown.samples[0].texts))
-        assert (talk[1], talk[3]) == ("yes: How to mend things that are broken.", "no")
+        assert (talk[1], talk[3]) == ("yes: How to repair things that are broken.", "no")
     sheet = read_sheet(path, shown)
     assert sheet.answers == {1: Answer("yes", "numbers"), 2: Answer("no"), 3: Answer("maybe", "about <films>")}
     assert (sheet.source, sheet.automatic) == ("judge:org/a model", True)
@@ -177,7 +103,7 @@ def test_a_stopped_judge_continues(kit: Path, capsys: pytest.CaptureFixture[str]
         before = len(told.requests)
         judge(config(kit, told))
         assert len(told.requests) == before  # all is known
-        judge(config(kit, told, temperature=None))  # another question: asked anew
+        judge(config(kit, told, temperature=None))  # another question: asked again
         assert len(told.requests) == before + GROUPS
         assert "temperature" not in told.requests[-1]["body"]
 
@@ -194,32 +120,17 @@ def test_a_busy_server_is_asked_again(kit: Path, trouble: Callable[[BaseHTTPRequ
     assert set(read_sheet(path, read_kit(kit)).answers) == {1, 2, 3, 4}
 
 
-def test_waits_grow_and_follow_the_server() -> None:
-    waits: list[float] = []
-    with serving(send(429, "", Retry_After="17"), send(429, "", Retry_After="soon"), send(503, ""), say("no")) as told:
-        chat = Chat(told.url, "m", wait=1.0, sleep=waits.append)
-        assert chat.ask([{"role": "user", "content": "?"}]).tokens == {"prompt_tokens": 7, "completion_tokens": 2}
-        assert waits[0] == 17
-        assert 1.6 <= waits[1] <= 2.4
-        assert 3.2 <= waits[2] <= 4.8
-        told.requests.clear()
-        told.actions = [send(429, "", Retry_After="100000")]
-        with pytest.raises(UserError, match=r"3 tries"):
-            Chat(told.url, "m", retries=2, sleep=waits.append).ask([])
-        assert waits[3:] == [60, 60]
-
-
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (send(401, '{"error": {"message": "bad key"}}'), r"401: bad key\. Put a valid API key"),
+        (send(401, '{"error": {"message": "bad key"}}'), r"401: .*bad key.*the API key \(--key-env"),
         (
             send(404, '{"detail": "The model `m` does not exist"}'),
-            "does not exist.*does it have the model 'org/a model'",
+            "404: .*does not exist.*Check --endpoint, --model",
         ),
-        (send(400, '{"error": "temperature is not supported"}'), "add --temperature None"),
-        (send(422, "\x1b[31mred\x1b[0m\n" + "x" * 9999), r"422:  ?\[31mred.*…"),
-        (send(302, "", Location="http://192.0.2.1/"), "redirects are not followed"),
+        (send(400, '{"error": "temperature is not supported"}'), r"--temperature \(None leaves it out\)"),
+        (send(422, "\x1b[31mred\x1b[0m\n" + "x" * 9999), r"422: ?\[31mred.*…"),
+        (send(302, "", Location="http://192.0.2.1/"), "a redirect, which is not followed"),
         (send(200, "<html>hello</html>"), "not an OpenAI-compatible chat endpoint; it answered: <html>hello"),
         (send(200, "{}"), "not an OpenAI-compatible"),
         (send(200, '{"choices": []}'), "not an OpenAI-compatible"),
@@ -227,7 +138,7 @@ def test_waits_grow_and_follow_the_server() -> None:
         (send(200, "[" * 100_000), "not an OpenAI-compatible"),
     ],
 )
-def test_what_no_retry_mends_is_said_at_once(
+def test_what_no_retry_repairs_is_said_at_once(
     kit: Path, reply: Callable[[BaseHTTPRequestHandler], None], message: str
 ) -> None:
     with serving(reply) as told:
@@ -250,7 +161,7 @@ def test_nobody_listens(kit: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(UserError, match=r"Nothing listens at .*/v1/chat/completions"):
+    with pytest.raises(UserError, match=r"Cannot reach .*/v1/chat/completions: .*Connection refused.*Start the server"):
         judge(JudgeConfig(str(kit), address, "m"))
     with pytest.raises(UserError, match="Cannot reach"):
         judge(JudgeConfig(str(kit), "http://no-such-host.invalid", "m"))
@@ -267,10 +178,10 @@ def test_the_key_is_sent_and_never_kept(
         told.actions = [send(401, json.dumps({"error": {"message": f"Bearer {SECRET} is wrong"}}))]
         with pytest.raises(UserError, match=r"Bearer \*\*\* is wrong") as refused:
             judge(config(kit, told, key_env="JUDGE_KEY"))
-        assert told.requests[0]["headers"]["Authorization"] == f"Bearer {SECRET}"
+        assert told.requests[0]["headers"]["authorization"] == f"Bearer {SECRET}"
         told.actions = [say("no")]
         judge(config(kit, told, key_env="JUDGE_KEY"))
-        assert SECRET not in repr(Chat(told.url, "m", SECRET))
+        assert SECRET not in repr(Chat(config(kit, told, key_env="JUDGE_KEY")))
     out, err = capfd.readouterr()
     assert SECRET not in out + err + str(raised.value) + str(refused.value)
     for path in kit.rglob("*"):
@@ -314,21 +225,26 @@ def test_replies_are_read_not_guessed(reply: str, answer: Answer | None) -> None
     assert parse(reply) == answer
 
 
-def test_addresses() -> None:
-    whole = "http://h:8000/v1/chat/completions"
-    for given in ("http://h:8000", "http://h:8000/", "http://h:8000/v1", "http://h:8000/v1/", whole):
-        assert chat_url(given) == whole
-    assert chat_url("https://h/api/v3?x=1") == "https://h/api/v3/chat/completions?x=1"
-    for wrong in ("", "localhost:8000", "ftp://h", "http://", "http://h:port", "file:///etc/passwd", "http://h/a b"):
-        with pytest.raises(UserError, match="not an address"):
-            chat_url(wrong)
-    with pytest.raises(UserError, match="Leave the password out"):
-        chat_url("https://user:pass@h")
+def test_nobody_but_the_endpoint_is_told_anything(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a login at the Hugging Face Hub nor its offline mode reaches a server of one's own."""
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    session = get_session()
+    usual = session.follow_redirects, session.event_hooks
+    with serving(say("no")) as told, serving(say("yes: a")) as elsewhere:
+        judge(config(kit, told))
+        assert len(told.requests) == GROUPS
+        assert not any(SECRET in str(request) for request in told.requests)
+        told.actions = [send(307, "", Location=f"{elsewhere.url}/chat/completions")]
+        with pytest.raises(UserError, match="a redirect, which is not followed"):
+            judge(config(kit, told, temperature=1.0))
+        assert not elsewhere.requests
+    assert (session.follow_redirects, session.event_hooks) == usual
 
 
 def test_wrong_options(kit: Path) -> None:
     good = JudgeConfig(str(kit), "http://h", "m")
-    for wrong in ({"model": " "}, {"max_tokens": 0}, {"timeout": 0.0}, {"retries": -1}, {"wait": -1.0}):
+    for wrong in ({"model": " "}, {"max_tokens": 0}, {"timeout": 0.0}, {"retries": -1}):
         with pytest.raises(UserError):
             replace(good, **wrong)
 

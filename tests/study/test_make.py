@@ -13,16 +13,13 @@ import pytest
 
 from npeff import cli
 from npeff.decompose.run import open_decomposition
+from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from npeff.study.answers import Answer, Sheet, write_sheet
-from npeff.study.choose import Picked, deal
 from npeff.study.config import MakeConfig, ScoreConfig
-from npeff.study.kit import read_key, read_kit
-from npeff.study.make import CUT, LONGEST, make
-from npeff.study.preamble import about_task
+from npeff.study.kit import KeyEntry, read_key, read_kit
+from npeff.study.make import CUT, LONGEST, deal, make
 from npeff.study.score import score
-from npeff.tasks.config import BUILTIN
-from npeff.tasks.task import load_task
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 
@@ -73,7 +70,7 @@ def test_nothing_that_is_handed_out_tells_the_key(run: Run, made: Path) -> None:
         if path.suffix == ".pdf":  # its pages are compressed
             pdf = pypdf.PdfReader(path)
             content += "".join(page.extract_text() for page in pdf.pages) + f"{pdf.get_fields()} {pdf.metadata}"
-        content = content.replace("npeff-evalkit:", "")
+        content = content.replace("npeff-study:", "")
         for hint in ("npeff-", "cluster", "component", "random", "seed", "fingerprint", str(run.path)):
             assert hint not in content.lower(), (path, hint)
     # programs see of a group its number, its form and its texts
@@ -84,8 +81,8 @@ def test_nothing_that_is_handed_out_tells_the_key(run: Run, made: Path) -> None:
 
 def test_the_order_says_nothing() -> None:
     """Over many seeds a component group comes first as often as last, and its best example at every place."""
-    tops = [Picked((0, 1, 2, 3, 4), "npeff", component) for component in range(2)]
-    controls = [Picked((5, 6, 7, 8, 9)), Picked((10, 11, 12, 13, 14))]
+    tops = [KeyEntry(0, "npeff", component, (0, 1, 2, 3, 4)) for component in range(2)]
+    controls = [KeyEntry(0, None, None, (5, 6, 7, 8, 9)), KeyEntry(0, None, None, (10, 11, 12, 13, 14))]
     firsts, places = [], Counter[int]()
     for seed in range(400):
         dealt = deal(np.random.default_rng(seed), tops, controls, forms=1)
@@ -104,6 +101,13 @@ def test_the_same_command_gives_the_same_files(run: Run, made: Path, tmp_path: P
     other = MakeConfig(str(run.path), str(again), ("npeff",), seed=4)
     with pytest.raises(UserError, match="something else"):
         make(other)
+
+
+def test_without_a_name_the_default_is_studied(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make(MakeConfig(str(run.path), str(tmp_path / "kit"), groups=4))
+    name = choose_decomposition(run.path)
+    assert set(read_key(made, read_kit(made)).decompositions) == {name}
+    assert f"about {name}, in" in capsys.readouterr().out
 
 
 def test_a_sample_of_ones_own(run: Run, tmp_path: Path) -> None:
@@ -131,27 +135,13 @@ def test_long_and_further_texts(tmp_path: Path) -> None:
             assert len(text) <= LONGEST
 
 
-def test_every_built_in_task_is_described() -> None:
-    for name in BUILTIN:
-        task = load_task(name)
-        said = about_task({"name": name, "prompt": task.prompt, "labels": list(task.labels)})
-        assert said.startswith("The texts are ")
-        assert "{" not in said
-        assert ("Politics & Government" in said) == (name == "yat")
-    own = about_task({"name": "tickets", "prompt": "Ticket: {text}\nUrgent:", "labels": ["Yes", "No"]})
-    assert "Ticket: [text] Urgent:" in own
-    assert "Yes, No" in own
-    assert "3 answers" not in about_task({"name": "q", "prompt": "{text}", "labels": []})
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decomposition": ()}, "several decompositions.*clusters, npeff"),
         ({"decomposition": ("nmf",)}, "no finished decomposition 'nmf'"),
         ({"groups": 40}, "has 12 components with 5 distinct.*20 are needed"),
         ({"size": 25, "groups": 12, "random_share": 0.9}, "11 control groups need 275 distinct texts"),
-        ({"sample_component": 99, "sample_theme": "x"}, "no component 99"),
+        ({"sample_component": 99, "sample_theme": "x"}, "no component 99 with 5 distinct"),
         ({"font": "absent.ttf"}, "Cannot use the font absent.ttf"),
     ],
 )
@@ -181,28 +171,6 @@ def test_wrong_options(options: dict[str, object]) -> None:
         MakeConfig("run", "out", **options)  # type: ignore[arg-type]
 
 
-def test_a_kit_that_was_changed_is_refused(run: Run, tmp_path: Path) -> None:
-    made = make(MakeConfig(str(run.path), str(tmp_path / "kit"), ("npeff",), groups=4))
-    content = (made / "groups.json").read_text()
-    (made / "groups.json").write_text(content.replace("subject", "object", 1))
-    with pytest.raises(UserError, match="was changed"):
-        read_kit(made)
-    (made / "groups.json").write_text("[]")
-    with pytest.raises(UserError, match="format"):
-        read_kit(made)
-    (made / "groups.json").write_text(content)
-    kit = read_kit(made)
-    key = (made / "key" / "key.json").read_text()
-    (made / "key" / "key.json").write_text(key.replace(kit.id, "0" * 12))
-    with pytest.raises(UserError, match="another kit"):
-        read_key(made, kit)
-    (made / "key" / "key.json").unlink()
-    with pytest.raises(UserError, match=r"no key/key\.json"):
-        read_key(made, kit)
-    with pytest.raises(UserError, match="not an evaluation kit"):
-        read_kit(tmp_path)
-
-
 def test_the_command_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "kit"
     make_it = ["study", "make", str(run.path), str(out), "--decomposition", "npeff", "--groups", "6"]
@@ -214,7 +182,11 @@ def test_the_command_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli.main(["study", "score", str(out), str(tmp_path / "absent.json")]) == 2
     assert "There is no file" in capsys.readouterr().err
     assert cli.main(["study", "judge", str(out), "--endpoint", "localhost", "--model", "m"]) == 2
-    assert "is not an address" in capsys.readouterr().err
+    assert "not an address" in capsys.readouterr().err
+    assert cli.main(["study", "score", str(out), "a.pdf", "--save-labels", "RUN"]) == 2
+    assert "--save-labels is now --save-themes" in capsys.readouterr().err
+    assert cli.main(["study", "judge", str(out), "--endpoint", "http://h", "--model", "m", "--wait", "1"]) == 2
+    assert "--wait is gone" in capsys.readouterr().err
     with pytest.raises(UserError):
         ScoreConfig(str(out), ())
     assert score(ScoreConfig(str(out), (str(tmp_path / "ada.json"),))) == out / "results"

@@ -117,7 +117,7 @@ def test_what_the_browser_kept_may_be_anything(browser: Browser, made: Path) -> 
     with watched(browser) as page:
         page.goto((made / "form-1.html").as_uri())
         for old in ("{", "null", '{"who": 3, "answers": {"1": {"theme": "<b>", "words": []}}}', '{"answers": 1}'):
-            page.evaluate("([k, v]) => localStorage.setItem(k, v)", [f"npeff-evalkit:{kit.id}:1", old])
+            page.evaluate("([k, v]) => localStorage.setItem(k, v)", [f"npeff-study:{kit.id}:1", old])
             page.reload()
             expect(page.get_by_role("status")).to_have_text("0 of 10 answered")
 

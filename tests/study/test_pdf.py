@@ -76,7 +76,7 @@ def test_a_form_filled_in_a_viewer(made: Path, tmp_path: Path) -> None:
 
 def _widgets(document: pypdfium2.PdfDocument, page: pypdfium2.PdfPage) -> dict[str, list[tuple[float, float]]]:
     """Name of each field of a page → the middles of its places."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    middles: dict[str, list[tuple[float, float]]] = {}
     for index in range(raw.FPDFPage_GetAnnotCount(page.raw)):
         annotation, box = raw.FPDFPage_GetAnnot(page.raw, index), raw.FS_RECTF()
         raw.FPDFAnnot_GetRect(annotation, box)
@@ -85,9 +85,9 @@ def _widgets(document: pypdfium2.PdfDocument, page: pypdfium2.PdfPage) -> dict[s
         place = ctypes.cast(buffer, ctypes.POINTER(raw.FPDF_WCHAR))
         raw.FPDFAnnot_GetFormFieldName(document.formenv.raw, annotation, place, length)
         name = buffer.raw.decode("utf-16-le").rstrip("\0")
-        found.setdefault(name, []).append(((box.left + box.right) / 2, (box.top + box.bottom) / 2))
+        middles.setdefault(name, []).append(((box.left + box.right) / 2, (box.top + box.bottom) / 2))
         raw.FPDFPage_CloseAnnot(annotation)
-    return found
+    return middles
 
 
 def _click(document: pypdfium2.PdfDocument, page: pypdfium2.PdfPage, place: tuple[float, float]) -> None:
@@ -130,7 +130,7 @@ def test_texts_are_on_the_pages(made: Path) -> None:
     assert "Group 11" not in shown
     for sample in kit.samples:
         assert all(text in shown for text in sample.texts)
-    assert "Answer: yes: How to mend things that are broken." in shown
+    assert "Answer: yes: How to repair things that are broken." in shown
     assert all(text in shown for text in kit.preamble)
 
 
@@ -179,7 +179,7 @@ def test_damaged_bytes_never_end_in_a_traceback(tmp_path: Path) -> None:
 
 def test_without_the_libraries_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "reportlab", None)
-    with pytest.raises(UserError, match=r"pip install 'npeff\[evalkit\]'"):
+    with pytest.raises(UserError, match=r"pip install 'npeff\[study\]'"):
         make(MakeConfig("absent", str(tmp_path / "kit")))
 
 

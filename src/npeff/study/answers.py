@@ -5,17 +5,17 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from npeff.explore.themes import PERSON
-from npeff.study.kit import FORMAT, Kit
+from npeff.study.kit import FORMAT, Kit, check_pdf_libraries
+from npeff.utils.configs import read_record, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json, write_json
 
-Theme = Literal["yes", "maybe", "no"]
-THEMES: tuple[Theme, ...] = ("yes", "maybe", "no")
+Choice = Literal["yes", "maybe", "no"]
+CHOICES: tuple[Choice, ...] = ("yes", "maybe", "no")
 LONGEST = {"who": 100, "words": 2000, "source": 200}
 """Characters that a file of answers may have in one place."""
 
@@ -24,7 +24,8 @@ LONGEST = {"who": 100, "words": 2000, "source": 200}
 class Answer:
     """What is said about a group."""
 
-    theme: Theme
+    theme: Choice
+    """Whether its texts have a theme."""
     words: str = ""
     """The theme in a few words; empty for `no`."""
 
@@ -36,15 +37,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sheet:
-    """All answers of one annotator; a group that is missing was not answered."""
+    """All answers of one annotator."""
 
     who: str
+    """The annotator's name, or the model's."""
     answers: Mapping[int, Answer]
+    """Number of a group → what is said about it; a group that is missing was not answered."""
     source: str = PERSON
     """`person`, or `judge:MODEL`."""
 
     @property
     def automatic(self) -> bool:
+        """Whether a language model answered."""
         return self.source != PERSON
 
     @property
@@ -53,68 +57,98 @@ class Sheet:
         return f"{self.who} (automatic)" if self.automatic else self.who
 
 
+@dataclass(frozen=True)
+class AnswersFile:
+    """Answers as the page downloads them and as a judge writes them."""
+
+    kit: str
+    """Id of the kit."""
+    answers: dict[str, Answer]
+    """Number of a group → what is said about it."""
+    who: str = ""
+    """The annotator's name, or the model's."""
+    source: str = PERSON
+    """`person`, or `judge:MODEL`."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Number of a group → a judge's reply that is not in the form that was asked for."""
+    format: int = FORMAT
+    """Version of the layout of this file."""
+
+
 def read_sheets(paths: Sequence[str | Path], kit: Kit) -> list[Sheet]:
-    """One sheet per annotator, in the order of the files; several forms of the same annotator are put together."""
-    found: dict[tuple[str, str], Sheet] = {}
+    """Read filled forms; several forms of the same annotator are put together.
+
+    Args:
+        paths: The files.
+        kit: The kit that they answer.
+
+    Returns:
+        One sheet per annotator, in the order of the files.
+
+    Raises:
+        UserError: Two files of one annotator answer the same group.
+    """
+    sheets: dict[tuple[str, str], Sheet] = {}
     for path in map(Path, paths):
         sheet = read_sheet(path, kit)
-        name = (sheet.who, sheet.source)
-        old = found.get(name)
-        if old is not None:
-            twice = sorted(set(old.answers) & set(sheet.answers))
-            if twice:
-                raise UserError(
-                    f"{path}: {sheet.who!r} has answered group {twice[0]} in another of these files. If these are two "
-                    "people, give them different names; if not, leave one file out."
-                )
-            sheet = Sheet(sheet.who, {**old.answers, **sheet.answers}, sheet.source)
-        found[name] = sheet
-    return list(found.values())
+        annotator = (sheet.who, sheet.source)
+        earlier = sheets[annotator].answers if annotator in sheets else {}
+        twice = sorted(set(earlier) & set(sheet.answers))
+        if twice:
+            raise UserError(
+                f"{path}: {sheet.who!r} has answered group {twice[0]} in another of these files. If these are two "
+                "people, give them different names; if not, leave one file out."
+            )
+        sheets[annotator] = Sheet(sheet.who, {**earlier, **sheet.answers}, sheet.source)
+    return list(sheets.values())
 
 
 def read_sheet(path: Path, kit: Kit) -> Sheet:
-    """The answers in one file."""
+    """Read one filled form.
+
+    Args:
+        path: PDF, JSON or CSV file.
+        kit: The kit that it answers.
+
+    Returns:
+        Its answers.
+
+    Raises:
+        UserError: The file is no filled form of this kit, or says something that is no answer.
+    """
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
-    kind = path.suffix.lower()
+    who, source, kind = "", PERSON, path.suffix.lower()
     if kind == ".pdf":
+        check_pdf_libraries()
         from npeff.study.pdf import read_form
 
-        who, pairs = read_form(path, kit.id)
-        sheet = Sheet(_who(who, path), _answers(path, kit, pairs))
+        who, rows = read_form(path, kit.id)
     elif kind == ".json":
-        sheet = _from_json(path, kit)
+        written = read_record(AnswersFile, path)
+        if written.kit != kit.id or written.format != FORMAT:
+            raise UserError(
+                f"{path} answers kit {written.kit[:20]} (format {written.format}), not this one ({kit.id})."
+            )
+        who, source = written.who, written.source
+        rows = [(number, answer.theme, answer.words) for number, answer in written.answers.items()]
     elif kind == ".csv":
-        sheet = Sheet(_who("", path), _answers(path, kit, _csv_rows(path)))
+        rows = _csv_rows(path)
     else:
         raise UserError(f"{path} is not a filled form: give PDF, JSON (from the page or a judge) or CSV files.")
-    if not sheet.answers:
+    for text, place in ((who, "who"), (source, "source"), *((words, "words") for _, _, words in rows)):
+        if len(text) > LONGEST[place]:
+            raise UserError(f"{path}: {text[:40]!r}... is too long; it may have at most {LONGEST[place]} characters.")
+    answers = _answers(path, kit, rows)
+    if not answers:
         raise UserError(f"{path} has no answers. Was the form saved after it was filled in?")
-    return sheet
+    return Sheet((" ".join(who.split()) or path.stem)[: LONGEST["who"]], answers, source)
 
 
-def write_sheet(path: Path, kit: Kit, sheet: Sheet, **more: Any) -> None:
-    """Write answers the way the page does."""
-    answers = {str(number): asdict(answer) for number, answer in sorted(sheet.answers.items())}
-    write_json(
-        path,
-        {"format": FORMAT, "kit": kit.id, "who": sheet.who, "source": sheet.source, **more, "answers": answers},
-    )
-
-
-def _from_json(path: Path, kit: Kit) -> Sheet:
-    values = read_json(path)
-    if not isinstance(values, dict) or values.get("format") != FORMAT or not isinstance(values.get("answers"), dict):
-        raise UserError(f"{path} is not a file of answers.")
-    if values.get("kit") != kit.id:
-        raise UserError(f"{path} answers kit {_text(values.get('kit'), path, 'who')}, not this one ({kit.id}).")
-    source = _text(values.get("source", PERSON), path, "source")
-    rows = []
-    for number, answer in values["answers"].items():
-        if not isinstance(answer, dict):
-            raise UserError(f"{path}: the answer of group {number} cannot be read.")
-        rows.append((number, answer.get("theme"), answer.get("words", "")))
-    return Sheet(_who(_text(values.get("who", ""), path, "who"), path), _answers(path, kit, rows), source)
+def write_sheet(path: Path, kit: Kit, sheet: Sheet, unread: dict[str, str] | None = None) -> None:
+    """Write answers the way the page does, and replies that could not be read beside them."""
+    answers = {str(n): answer for n, answer in sorted(sheet.answers.items())}
+    write_record(path, AnswersFile(kit.id, answers, sheet.who, sheet.source, unread or {}))
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
@@ -131,31 +165,18 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     return [(re.sub(r"(?i)^group\s*", "", row[0]), row[1], row[2] if len(row) > 2 else "") for row in rows]
 
 
-def _answers(path: Path, kit: Kit, rows: Iterable[tuple[Any, Any, Any]]) -> dict[int, Answer]:
+def _answers(path: Path, kit: Kit, rows: Iterable[tuple[str, str, str]]) -> dict[int, Answer]:
     """Checked answers; a row without yes, maybe or no was not answered."""
     known = {str(group.number) for group in kit.groups}
-    found: dict[int, Answer] = {}
-    for number, theme, words in rows:
-        if str(number) not in known:
-            raise UserError(f"{path}: the kit has no group {str(number)[:20]!r}.")
-        theme = "" if theme is None else _text(theme, path, "words").strip().lower()
-        words = " ".join(_text(words, path, "words").split())
-        if not theme:
-            continue
-        if theme not in THEMES:
-            raise UserError(f"{path}, group {number}: {theme[:40]!r} is not one of {', '.join(THEMES)}.")
-        if int(number) in found:
+    answers: dict[int, Answer] = {}
+    for number, written, words in rows:
+        choice = written.strip().lower()
+        if number not in known:
+            raise UserError(f"{path}: the kit has no group {number[:20]!r}.")
+        if choice and choice not in CHOICES:
+            raise UserError(f"{path}, group {number}: {choice[:40]!r} is not one of {', '.join(CHOICES)}.")
+        if choice and int(number) in answers:
             raise UserError(f"{path} answers group {number} twice.")
-        found[int(number)] = Answer(theme, "" if theme == "no" else words)
-    return found
-
-
-def _text(value: Any, path: Path, place: str) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST[place]:
-        raise UserError(f"{path}: {str(value)[:40]!r} is no text of at most {LONGEST[place]} characters.")
-    return value
-
-
-def _who(given: str, path: Path) -> str:
-    """The annotator's name; without one, the file's."""
-    return (" ".join(given.split()) or path.stem)[: LONGEST["who"]]
+        if choice:
+            answers[int(number)] = Answer(choice, "" if choice == "no" else " ".join(words.split()))
+    return answers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -22,7 +22,7 @@ class MakeConfig:
     out: tyro.conf.Positional[str]
     """Directory to write the kit to."""
     decomposition: tuple[str, ...] = ()
-    """Decomposition to study; several are mixed in the same forms. May be left out if the run has only one."""
+    """Decomposition to study; several are mixed in the same forms. Without it, the run's default."""
     groups: int = 20
     """Groups in a form."""
     forms: int = 1
@@ -42,6 +42,8 @@ class MakeConfig:
     """The theme of --sample-component in a few words."""
     font: str | None = None
     """TrueType font of the PDF, for texts that DejaVu Sans cannot show, such as Chinese."""
+
+    common: ClassVar[tuple[str, ...]] = ("decomposition", "groups", "forms", "about")
 
     def __post_init__(self) -> None:
         if self.groups < 2 or self.forms < 1 or self.size < 2:
@@ -84,19 +86,21 @@ class JudgeConfig:
     timeout: float = 120.0
     """Seconds to wait for an answer."""
     retries: int = 5
-    """How often a busy server is asked again for an answer."""
-    wait: float = 1.0
-    """Seconds before the first of these; each further one waits twice as long."""
+    """How often a busy server is asked again for an answer: after a second, then each time after twice as long."""
     dry_run: bool = False
     """Only say how many requests and tokens it would take."""
-    save_labels: str | None = None
-    """Run directory whose components get the themes as automatic labels."""
+    save_themes: str | None = None
+    """Run directory whose components get the themes, marked as automatic."""
+
+    common: ClassVar[tuple[str, ...]] = ("endpoint", "model", "key_env", "dry_run")
+    renamed: ClassVar[dict[str, str]] = {"save_labels": "save_themes"}
+    removed: ClassVar[dict[str, str]] = {"wait": "the first retry comes after a second, unless the server says more."}
 
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise UserError("--model is empty; name a model of the endpoint.")
-        if self.max_tokens < 1 or self.timeout <= 0 or self.retries < 0 or self.wait < 0:
-            raise UserError("--max-tokens and --timeout must be above zero, --retries and --wait not below it.")
+        if self.max_tokens < 1 or self.timeout <= 0 or self.retries < 0:
+            raise UserError("--max-tokens and --timeout must be above zero, --retries not below it.")
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,10 @@ class ScoreConfig:
     """Directory of the kit, with its key."""
     forms: tyro.conf.Positional[tuple[str, ...]]
     """Filled forms: PDF, JSON (from the page or from a judge), or CSV with group, answer and theme."""
-    save_labels: str | None = None
-    """Run directory whose components get the themes as labels."""
+    save_themes: str | None = None
+    """Run directory whose components get the themes."""
+
+    renamed: ClassVar[dict[str, str]] = {"save_labels": "save_themes"}
 
     def __post_init__(self) -> None:
         if not self.forms:

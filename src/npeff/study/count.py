@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from npeff.analyse.tunings import wilson
 from npeff.study.answers import Sheet
 from npeff.study.kit import Key
+from npeff.utils.version import __version__
 
 
 @dataclass(frozen=True)
@@ -17,28 +17,151 @@ class Share:
     """So many of so many."""
 
     count: int
+    """How many."""
     of: int
-
-    @property
-    def share(self) -> float | None:
-        return self.count / self.of if self.of else None
-
-    def to_json(self, interval: bool = True) -> dict[str, Any]:
-        """As JSON values, with the 95% interval over groups unless it would mean nothing."""
-        low, high = wilson(self.count, self.of) if interval and self.of else (None, None)
-        return {"count": self.count, "of": self.of, "share": self.share, "low": low, "high": high}
+    """Of how many."""
+    share: float | None
+    """count / of; None of no groups."""
+    low: float | None
+    """Lower end of the 95% interval over groups; None where it would mean nothing."""
+    high: float | None
+    """Upper end."""
 
 
-def share(values: Iterable[bool]) -> Share:
-    """How many of `values` are true."""
+@dataclass(frozen=True)
+class Annotator:
+    """What one annotator saw, or all people together."""
+
+    who: str | None
+    """Name; None for all people together."""
+    title: str
+    """Name as tables show it."""
+    source: str | None
+    """`person` or `judge:MODEL`; None for all people together."""
+    automatic: bool
+    """Whether it is a language model."""
+    answered: int
+    """Groups with an answer."""
+    unanswered: int
+    """Groups without one."""
+    themed: dict[str, Share]
+    """Name of a decomposition → groups of its components with yes or maybe."""
+    false_positives: Share
+    """Random groups with yes or maybe."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Agreement of two annotators on the groups that both have answered; maybe counts as yes."""
+
+    first: str
+    """Title of one annotator."""
+    second: str
+    """Title of the other."""
+    automatic: bool
+    """Whether one of them is a language model."""
+    agreement: Share
+    """Groups with the same answer."""
+    kappa: float | None
+    """Cohen's kappa; None where it is not defined."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What one annotator said about a component."""
+
+    who: str
+    """Title of the annotator."""
+    automatic: bool
+    """Whether it is a language model."""
+    theme: str
+    """yes, maybe or no."""
+    words: str
+    """The theme in a few words."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """What annotators said about a component of the study."""
+
+    decomposition: str
+    """Name of its decomposition."""
+    component: int
+    """The component."""
+    group: int
+    """Number of the group that shows it."""
+    answers: list[Statement]
+    """In the order of the annotators."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Everything that is reported about a study."""
+
+    kit: str
+    """Id of the kit."""
+    annotators: list[Annotator]
+    """In the order of the forms; last all people together, if they are several."""
+    pairs: list[Pair]
+    """Every two annotators."""
+    themes: list[Component]
+    """By decomposition and component."""
+    npeff: str = __version__
+    """Version that scored."""
+
+
+def count(sheets: Sequence[Sheet], key: Key) -> Scores:
+    """Add up what was answered.
+
+    Args:
+        sheets: The answers of each annotator.
+        key: Which group is which.
+
+    Returns:
+        All scores.
+    """
+    people = [sheet for sheet in sheets if not sheet.automatic]
+    annotators = [_annotator([sheet], key, sheet.who, sheet.title, sheet.source) for sheet in sheets]
+    if len(people) > 1:
+        annotators.append(_annotator(people, key, None, "people together", None))
+    pairs = [_pair(first, second, key) for first, second in combinations(sheets, 2)]
+    return Scores(key.kit, annotators, pairs, _themes(sheets, key))
+
+
+def _annotator(sheets: list[Sheet], key: Key, who: str | None, title: str, source: str | None) -> Annotator:
+    """Answers of one annotator, or of several as one, the way the paper's table has them.
+
+    Those of several are without an interval: answers to the same group are not independent of each other.
+    """
+
+    def themed(decomposition: str | None) -> Share:
+        numbers = [entry.number for entry in key.groups if entry.decomposition == decomposition]
+        answers = (sheet.answers.get(number) for sheet in sheets for number in numbers)
+        return share((answer.themed for answer in answers if answer is not None), interval=len(sheets) == 1)
+
+    answered = sum(len(sheet.answers) for sheet in sheets)
+    unanswered = len(sheets) * len(key.groups) - answered
+    by_name = {name: themed(name) for name in key.decompositions}
+    return Annotator(who, title, source, sheets[0].automatic, answered, unanswered, by_name, themed(None))
+
+
+def share(values: Iterable[bool], interval: bool = True) -> Share:
+    """How many of `values` are true, with the 95% interval unless it would mean nothing."""
     listed = list(values)
-    return Share(sum(listed), len(listed))
+    true, of = sum(listed), len(listed)
+    low, high = wilson(true, of) if interval and of else (None, None)
+    return Share(true, of, true / of if of else None, low, high)
 
 
 def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
-    """Cohen's kappa of two annotators' answers to the same groups: agreement beyond what their shares give by chance.
+    """Cohen's kappa: agreement beyond what the annotators' shares of yes give by chance.
 
-    None where it is not defined: no groups, or both gave one and the same answer to all of them.
+    Args:
+        first: Whether one annotator saw a theme in each group.
+        second: The same of the other, for the same groups.
+
+    Returns:
+        None where it is not defined: no groups, or both gave one and the same answer to all of them.
     """
     n = len(first)
     if not n:
@@ -49,85 +172,23 @@ def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
     return None if chance == 1 else (observed - chance) / (1 - chance)
 
 
-def count(sheets: Sequence[Sheet], key: Key) -> dict[str, Any]:
-    """Everything that is reported about a study, as JSON values."""
-    people = [sheet for sheet in sheets if not sheet.automatic]
-    together = [_together(people, key)] if len(people) > 1 else []
-    return {
-        "kit": key.kit,
-        "annotators": [_annotator(sheet, key) for sheet in sheets] + together,
-        "pairs": [_pair(first, second, key) for first, second in combinations(sheets, 2)],
-        "themes": _themes(sheets, key),
-    }
-
-
-def _groups(key: Key, decomposition: str | None) -> list[int]:
-    return [entry.number for entry in key.groups if entry.decomposition == decomposition]
-
-
-def _themed(sheet: Sheet, numbers: list[int]) -> Share:
-    return share(sheet.answers[number].themed for number in numbers if number in sheet.answers)
-
-
-def _annotator(sheet: Sheet, key: Key) -> dict[str, Any]:
-    return {
-        "who": sheet.who,
-        "title": sheet.title,
-        "source": sheet.source,
-        "automatic": sheet.automatic,
-        "answered": len(sheet.answers),
-        "unanswered": len(key.groups) - len(sheet.answers),
-        "themed": {name: _themed(sheet, _groups(key, name)).to_json() for name in key.decompositions},
-        "false_positives": _themed(sheet, _groups(key, None)).to_json(),
-    }
-
-
-def _together(people: list[Sheet], key: Key) -> dict[str, Any]:
-    """Answers of all people as one, the way the paper's table has them.
-
-    Without an interval: several answers to the same group are not independent of each other.
-    """
-
-    def added(numbers: list[int]) -> dict[str, Any]:
-        parts = [_themed(sheet, numbers) for sheet in people]
-        return Share(sum(part.count for part in parts), sum(part.of for part in parts)).to_json(interval=False)
-
-    answered = sum(len(sheet.answers) for sheet in people)
-    return {
-        "who": None,
-        "title": "people together",
-        "source": None,
-        "automatic": False,
-        "answered": answered,
-        "unanswered": len(people) * len(key.groups) - answered,
-        "themed": {name: added(_groups(key, name)) for name in key.decompositions},
-        "false_positives": added(_groups(key, None)),
-    }
-
-
-def _pair(first: Sheet, second: Sheet, key: Key) -> dict[str, Any]:
-    """Agreement on the groups that both have answered; maybe counts as yes."""
+def _pair(first: Sheet, second: Sheet, key: Key) -> Pair:
     both = [entry.number for entry in key.groups if entry.number in first.answers and entry.number in second.answers]
     a = [first.answers[number].themed for number in both]
     b = [second.answers[number].themed for number in both]
-    agreed = share(x == y for x, y in zip(a, b, strict=True))
-    automatic = first.automatic or second.automatic
-    names = {"first": first.title, "second": second.title, "automatic": automatic}
-    return {**names, "agreement": agreed.to_json(), "kappa": kappa(a, b)}
+    agreement = share(x == y for x, y in zip(a, b, strict=True))
+    return Pair(first.title, second.title, first.automatic or second.automatic, agreement, kappa(a, b))
 
 
-def _themes(sheets: Sequence[Sheet], key: Key) -> list[dict[str, Any]]:
-    """What annotators said about each component of the study."""
-    found = []
-    for entry in sorted(
-        (entry for entry in key.groups if entry.decomposition is not None),
-        key=lambda entry: (entry.decomposition or "", entry.component or 0),
-    ):
-        said = [
-            {"who": sheet.title, "automatic": sheet.automatic, "theme": answer.theme, "words": answer.words}
+def _themes(sheets: Sequence[Sheet], key: Key) -> list[Component]:
+    components = []
+    for entry in key.groups:
+        if entry.decomposition is None or entry.component is None:
+            continue
+        statements = [
+            Statement(sheet.title, sheet.automatic, answer.theme, answer.words)
             for sheet in sheets
             if (answer := sheet.answers.get(entry.number)) is not None
         ]
-        names = {"decomposition": entry.decomposition, "component": entry.component, "group": entry.number}
-        found.append({**names, "answers": said})
-    return found
+        components.append(Component(entry.decomposition, entry.component, entry.number, statements))
+    return sorted(components, key=lambda each: (each.decomposition, each.component))

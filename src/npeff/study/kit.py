@@ -1,25 +1,26 @@
 """A kit is a directory: what annotators see, and apart from it the key that says which group is which.
 
 KIT/form.pdf, form.html    the form (form-1.pdf, form-2.pdf, ... where there are several)
-KIT/groups.json            what the forms show, for programs
-KIT/key/key.json           which component each group is from, and how the kit was made
+KIT/groups.json            what the forms show, for programs: a `Kit`
+KIT/key/key.json           which component each group is from, and how the kit was made: a `Key`
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from npeff.utils.configs import read_record, to_dict, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json
+from npeff.utils.version import __version__
 
 FORMAT = 1
 GROUPS = "groups.json"
 KEY = "key/key.json"
+INSTALL = "PDF forms need reportlab and pypdf: pip install 'npeff[study]'."
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class Group:
     number: int
     """Counts from 1 through all forms of a kit."""
     form: int
-    """Counts from 1."""
+    """Number of its form, from 1."""
     texts: tuple[str, ...]
+    """What is shown."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,11 @@ class Sample:
     """A group with its answer, to show what is meant."""
 
     texts: tuple[str, ...]
+    """What is shown."""
     theme: str
+    """The answer: yes, maybe or no."""
     words: str
+    """The theme in a few words; empty for `no`."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,20 @@ class Kit:
     preamble: tuple[str, ...]
     """Paragraphs: what the texts are, what to do."""
     samples: tuple[Sample, ...]
+    """Groups with their answers, shown first."""
     groups: tuple[Group, ...]
+    """The groups of all forms, in order."""
+    kit: str = ""
+    """The kit's id as the file has it."""
+    format: int = FORMAT
+    """Version of the layout of this file."""
 
     @property
     def id(self) -> str:
-        """Names the kit by its content, so that no answers are scored with another one's key."""
-        content = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:12]
+        """Names the kit by its content, so that no answers are scored with the key of another kit."""
+        content = to_dict(self)
+        shown = {name: content[name] for name in ("preamble", "samples", "groups")}
+        return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def forms(self) -> list[int]:
@@ -70,9 +82,9 @@ class Kit:
         """File name of a form, without its ending."""
         return "form" if len(self.forms) == 1 else f"form-{form}"
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of groups.json."""
-        return {"format": FORMAT, "kit": self.id, **dataclasses.asdict(self)}
+    def write(self, path: Path) -> None:
+        """Write groups.json into the directory of the kit."""
+        write_record(path / GROUPS, replace(self, kit=self.id))
 
 
 @dataclass(frozen=True)
@@ -80,9 +92,11 @@ class KeyEntry:
     """Where a group is from."""
 
     number: int
+    """Number of the group."""
     decomposition: str | None
-    """None for a control group of random examples."""
+    """Name of the decomposition; None for a control group of random examples."""
     component: int | None
+    """The component whose top examples these are; None for a control group."""
     examples: tuple[int, ...]
     """Rows of the run's example table, in the order in which they are shown."""
 
@@ -92,62 +106,78 @@ class Key:
     """Where all groups are from."""
 
     kit: str
+    """Id of the kit."""
     run: str
     """Fingerprint of the run."""
     decompositions: dict[str, str]
     """Name → hash of the tensors."""
     groups: tuple[KeyEntry, ...]
+    """In the order of the kit's groups."""
+    config: dict[str, Any]
+    """Options of `npeff study make`, without the directory of the kit."""
+    npeff: str = __version__
+    """Version that made the kit."""
+    format: int = FORMAT
+    """Version of the layout of this file."""
 
 
 def read_kit(path: str | Path) -> Kit:
-    """The kit in a directory, as annotators see it."""
+    """The kit in a directory, as annotators see it.
+
+    Args:
+        path: Directory of the kit.
+
+    Returns:
+        The kit.
+
+    Raises:
+        UserError: There is none, or it was changed since the forms were made.
+    """
     file = Path(path) / GROUPS
     if not file.is_file():
-        raise UserError(f"{path} is not an evaluation kit: it has no {GROUPS}. `npeff evalkit make` makes one.")
-    values = _checked(file)
-    try:
-        kit = Kit(
-            preamble=tuple(str(text) for text in values["preamble"]),
-            samples=tuple(_sample(sample) for sample in values["samples"]),
-            groups=tuple(_group(group) for group in values["groups"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({type(error).__name__}: {error}). Make the kit again.") from error
-    if kit.id != values.get("kit"):
+        raise UserError(f"{path} is not the kit of a study: it has no {GROUPS}. `npeff study make` makes one.")
+    kit = _read(Kit, file)
+    if kit.id != kit.kit:
         raise UserError(f"{file} was changed: its content is not what the forms show. Make the kit again.")
     return kit
 
 
 def read_key(path: str | Path, kit: Kit) -> Key:
-    """The key of `kit`, from the kit's directory."""
+    """The key of a kit.
+
+    Args:
+        path: Directory of the kit.
+        kit: What `read_kit` gave for it.
+
+    Returns:
+        The key.
+
+    Raises:
+        UserError: There is none, or it is the key of another kit.
+    """
     file = Path(path) / KEY
     if not file.is_file():
-        raise UserError(f"{path} has no {KEY}. Put the key that `npeff evalkit make` wrote back in its place.")
-    values = _checked(file)
-    try:
-        key = Key(
-            kit=str(values["kit"]),
-            run=str(values["run"]),
-            decompositions=dict(values["decompositions"]),
-            groups=tuple(KeyEntry(**{**entry, "examples": tuple(entry["examples"])}) for entry in values["groups"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({type(error).__name__}: {error}). Make the kit again.") from error
-    if key.kit != kit.id or [e.number for e in key.groups] != [g.number for g in kit.groups]:
+        raise UserError(f"{path} has no {KEY}. Put the key that `npeff study make` wrote back in its place.")
+    key = _read(Key, file)
+    if key.kit != kit.id or [entry.number for entry in key.groups] != [group.number for group in kit.groups]:
         raise UserError(f"{file} is the key of another kit.")
     return key
 
 
-def _checked(file: Path) -> dict[str, Any]:
-    values = read_json(file)
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise UserError(f"{file} is not of format {FORMAT}, the one that this npeff reads.")
-    return values
+Record = TypeVar("Record", Kit, Key)
 
 
-def _sample(values: dict[str, Any]) -> Sample:
-    return Sample(tuple(values["texts"]), str(values["theme"]), str(values["words"]))
+def _read(kind: type[Record], file: Path) -> Record:
+    record = read_record(kind, file)
+    if record.format != FORMAT:
+        raise UserError(f"{file} is of format {record.format}; this npeff reads format {FORMAT}.")
+    return record
 
 
-def _group(values: dict[str, Any]) -> Group:
-    return Group(int(values["number"]), int(values["form"]), tuple(values["texts"]))
+def check_pdf_libraries() -> None:
+    """Say what to install if the libraries for PDF are not there."""
+    try:
+        import pypdf  # noqa: F401
+        import reportlab  # noqa: F401
+    except ImportError as error:
+        raise UserError(INSTALL) from error

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 from importlib import resources
 
-from npeff.study.kit import FORMAT, Kit
+from npeff.study.kit import Kit
+from npeff.utils.configs import replace, to_dict
 
 
 def render(kit: Kit, form: int) -> str:
-    """The page of one form, ASCII only."""
-    style, script = _asset("form.css"), _asset("form.js")
-    data = {
-        "format": FORMAT,
-        "kit": kit.id,
-        "form": form,
-        "forms": len(kit.forms),
-        "preamble": kit.preamble,
-        "samples": [dataclasses.asdict(sample) for sample in kit.samples],
-        "groups": [{"number": group.number, "texts": group.texts} for group in kit.of_form(form)],
-    }
+    """The page of one form.
+
+    Args:
+        kit: The kit.
+        form: Number of the form.
+
+    Returns:
+        HTML, ASCII only.
+    """
+    shown = replace(kit, kit=kit.id, groups=tuple(kit.of_form(form)))
     # without "<" no text can end the element that the data stand in
-    body = json.dumps(data).replace("<", "\\u003c")
-    parts = {
-        "@STYLE_HASH@": _hash(style),
-        "@SCRIPT_HASH@": _hash(script),
-        "@STYLE@": style,
-        "@SCRIPT@": script,
-        "@DATA@": body,  # last: nothing is replaced in the data
-    }
-    page = _asset("form.html")
-    for mark, value in parts.items():
-        page = page.replace(mark, value)
-    return page
+    data = json.dumps({**to_dict(shown), "form": form, "forms": len(kit.forms)}).replace("<", "\\u003c")
+    page, style, script = map(_asset, ("form.html", "form.css", "form.js"))
+    page = page.replace("@STYLE_HASH@", _hash(style)).replace("@SCRIPT_HASH@", _hash(script))
+    # the data come last: nothing is replaced in them
+    return page.replace("@STYLE@", style).replace("@SCRIPT@", script).replace("@DATA@", data)
 
 
 def _asset(name: str) -> str:

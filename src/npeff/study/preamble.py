@@ -2,74 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
+import yaml
+
 from npeff.study.kit import Sample
+from npeff.utils.configs import from_dict
+from npeff.utils.errors import UserError
 
 _LISTED = 20
 """Answers of a task that are all listed; of more than these a few are."""
 
-ABOUT = {
-    "sst2": "The texts are sentences and phrases from film reviews. The task they belong to is to say whether a "
-    "reviewer's opinion is negative or positive.",
-    "reviews": "The texts are snippets of film reviews. The task they belong to is to say whether a reviewer's opinion "
-    "is negative or positive.",
-    "yat": "The texts are questions that people put on Yahoo Answers. The task they belong to is to say which of ten "
-    "topics a question is about: {labels}.",
-    "clinc150": "The texts are things that people say to a digital assistant. The task they belong to is to say which "
-    "of {count} intents a text has, such as {labels}.",
-    "triviaqa": "The texts are questions of the trivia collection TriviaQA. The task they belong to is to answer them; "
-    "the answers are not shown here.",
-}
-"""What the texts of the built-in tasks are."""
 
-SAMPLES = (
-    Sample(
-        (
-            "How do I free a zip that is stuck halfway?",
-            "My kettle switches itself off too early, what can I do?",
-            "Can a cracked phone screen be repaired at home?",
-            "the back wheel of my bike rubs on the frame, how is it straightened",
-            "What glue holds the sole of a walking boot?",
-        ),
-        "yes",
-        "How to mend things that are broken.",
-    ),
-    Sample(
-        (
-            "Which river runs through Vienna?",
-            "The soup was cold and nobody came to take our order.",
-            "please move my dentist's appointment to friday",
-            "She trained for two years before her first marathon.",
-            "How many strings does a cello have?",
-        ),
-        "no",
-        "",
-    ),
-)
-"""Worked samples for a kit whose maker gives none of its own; invented, so they give nothing of the run away."""
+@dataclass(frozen=True)
+class Texts:
+    """The content of form/texts.yaml."""
+
+    preamble: tuple[str, ...]
+    """Paragraphs, with {size} and {about} to be filled in."""
+    about: dict[str, str]
+    """Built-in task → what its texts are, with {labels} and {count} to be filled in."""
+    samples: tuple[Sample, ...]
+    """Worked samples for a kit whose maker gives none."""
+
+
+TEXTS = from_dict(Texts, yaml.safe_load((resources.files("npeff") / "study/form/texts.yaml").read_text("utf-8")))
 
 
 def about_task(task: dict[str, Any]) -> str:
-    """What the texts of a run are; `task` is the manifest's."""
+    """What the texts of a run are.
+
+    Args:
+        task: The task as the run's manifest has it.
+
+    Returns:
+        A sentence or two.
+
+    Raises:
+        UserError: The run has no task that says it.
+    """
+    if "prompt" not in task:
+        raise UserError("The run has no task that says what its texts are: say it with --about.")
     labels = list(task["labels"])
     listed = ", ".join(labels if len(labels) <= _LISTED else labels[:3])
-    if task["name"] in ABOUT:
-        return ABOUT[task["name"]].replace("{labels}", listed).replace("{count}", str(len(labels)))
+    if task["name"] in TEXTS.about:
+        return TEXTS.about[task["name"]].replace("{labels}", listed).replace("{count}", str(len(labels)))
     prompt = " ".join(task["prompt"].replace("{text}", "[text]").split())
-    said = f"The texts belong to the task “{task['name']}”. A language model sees each of them as: {prompt}"
+    sentence = f"The texts belong to the task “{task['name']}”. A language model sees each of them as: {prompt}"
     if not labels:
-        return said
-    if len(labels) > _LISTED:
-        return f"{said} It chooses one of {len(labels)} answers, such as {listed}."
-    return f"{said} It chooses one of these answers: {listed}."
+        return sentence
+    choice = f"{len(labels)} answers, such as" if len(labels) > _LISTED else "these answers:"
+    return f"{sentence} It chooses one of {choice} {listed}."
 
 
 def preamble(about: str, size: int) -> tuple[str, ...]:
     """All paragraphs before the samples."""
-    return (
-        f"You will see texts in groups of {size}. {about}",
-        "For each group, please decide whether there is a theme that its texts have in common: yes, maybe or no. If "
-        "you choose yes or maybe, describe the theme in a few words. Judge every group by itself.",
-        "Two groups with their answers come first, as samples.",
-    )
+    return tuple(text.replace("{size}", str(size)).replace("{about}", about) for text in TEXTS.preamble)

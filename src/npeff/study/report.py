@@ -1,97 +1,81 @@
-"""A study's result for people and machines: Markdown, CSV, JSON."""
+"""A study's result for people and machines: Markdown, LaTeX, CSV, JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from npeff.utils.files import write_csv, write_json
-from npeff.utils.tables import write_tables
+from npeff.study.count import Scores, Share
+from npeff.utils.configs import write_record
+from npeff.utils.report import Cell, Column, Table, as_markdown, write_report
 
-
-def write(directory: Path, found: dict[str, Any]) -> None:
-    """Write all files; the JSON comes last."""
-    write_csv(directory / "scores.csv", _score_rows(found))
-    write_csv(directory / "agreement.csv", _pair_rows(found))
-    write_csv(directory / "themes.csv", _theme_rows(found))
-    write_tables(directory / "scores", markdown(found) + "\n" + themes(found))
-    write_json(directory / "scores.json", found)
+_ENTRIES = ("count", "of", "share", "low", "high")
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The two tables of a study."""
-    lines = [
-        "# Do annotators see a theme?",
-        "",
+def write_scores(directory: Path, scores: Scores) -> str:
+    """Write all files of a result, the JSON last.
+
+    Args:
+        directory: Where to.
+        scores: Result of the study.
+
+    Returns:
+        The tables in Markdown, without the one of themes.
+    """
+    annotators, pairs, themes = tables(scores)
+    pairs.write_csv(directory / "agreement.csv")
+    themes.write_csv(directory / "themes.csv")
+    blocks: list[str | Table] = ["# Do annotators see a theme?", annotators, *([pairs] if pairs.rows else [])]
+    write_report(directory / "scores", [*blocks, "## Themes", themes], csv=annotators)
+    write_record(directory / "scores.json", scores)
+    return as_markdown(blocks)
+
+
+def tables(scores: Scores) -> tuple[Table, Table, Table]:
+    """What annotators saw, how far they agree, and what they said.
+
+    Args:
+        scores: Result of the study.
+
+    Returns:
+        A table of each.
+    """
+    annotators = Table(
         "Themed: component groups with yes or maybe. False positives: random groups with yes or maybe. The intervals "
         "are 95% over groups.",
-        "",
-        "| annotator | decomposition | themed | interval | false positives | interval | not answered |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for annotator in found["annotators"]:
-        false = annotator["false_positives"]
-        for name, themed in annotator["themed"].items():
-            cells = [_share(themed), _interval(themed), _share(false), _interval(false), annotator["unanswered"]]
-            lines.append(f"| {literal(annotator['title'])} | {literal(name)} | {' | '.join(map(str, cells))} |")
-    if found["pairs"]:
-        lines += ["", "Agreement: the same answer to a group, counting maybe as yes.", ""]
-        lines += ["| annotators | agreement | interval | Cohen's kappa |", "|---|---|---|---|"]
-    for pair in found["pairs"]:
-        value = "not defined" if pair["kappa"] is None else f"{pair['kappa']:.2f}"
-        names = f"{literal(pair['first'])}, {literal(pair['second'])}"
-        lines.append(f"| {names} | {_share(pair['agreement'])} | {_interval(pair['agreement'])} | {value} |")
-    return "\n".join(lines) + "\n"
+        [
+            *(Column("annotator"), Column("source", only="csv"), Column("decomposition")),
+            *(*_share_columns("themed"), *_share_columns("false_positives")),
+            Column("not_answered", title="not answered"),
+        ],
+        [
+            (each.title, each.source, name, *_cells(themed), *_cells(each.false_positives), each.unanswered)
+            for each in scores.annotators
+            for name, themed in each.themed.items()
+        ],
+    )
+    pairs = Table(
+        "Agreement: the same answer to a group, counting maybe as yes. Cohen's kappa is empty where it is not defined.",
+        [Column("first"), Column("second"), *_share_columns("agreement"), Column("kappa", ".2f", "Cohen's kappa")],
+        [(pair.first, pair.second, *_cells(pair.agreement), pair.kappa) for pair in scores.pairs],
+    )
+    themes = Table(
+        "What was said about each component.",
+        [*map(Column, ("decomposition", "component", "group", "annotator", "automatic", "answer", "theme"))],
+        [
+            (each.decomposition, each.component, each.group, said.who, said.automatic, said.theme, said.words)
+            for each in scores.themes
+            for said in each.answers
+        ],
+    )
+    return annotators, pairs, themes
 
 
-def themes(found: dict[str, Any]) -> str:
-    """What was said about each component."""
-    lines = ["## Themes", "", "| component | group | annotator | answer | theme |", "|---|---|---|---|---|"]
-    for row in found["themes"]:
-        for answer in row["answers"]:
-            where = f"{literal(row['decomposition'])} {row['component']} | {row['group']}"
-            lines.append(f"| {where} | {literal(answer['who'])} | {answer['theme']} | {literal(answer['words'])} |")
-    return "\n".join(lines) + "\n"
+def _share_columns(name: str) -> list[Column]:
+    shown = [Column(name.replace("_", " "), only="text"), Column("interval", only="text")]
+    return shown + [Column(f"{name}_{entry}", only="csv") for entry in _ENTRIES]
 
 
-def _share(value: dict[str, Any]) -> str:
-    return "" if value["share"] is None else f"{value['share']:.0%} ({value['count']} of {value['of']})"
-
-
-def _interval(value: dict[str, Any]) -> str:
-    return "" if value["low"] is None else f"{value['low']:.0%} to {value['high']:.0%}"
-
-
-def literal(text: str) -> str:
-    """`text` as literal text of a Markdown table."""
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    return "".join(f"\\{char}" if char in r"\`*_[]<>|#&!~$" else char for char in printable)
-
-
-_NUMBERS = ("count", "of", "share", "low", "high")
-
-
-def _score_rows(found: dict[str, Any]) -> Iterable[list[Any]]:
-    parts = [f"{kind}_{number}" for kind in ("themed", "false_positives") for number in _NUMBERS]
-    yield ["annotator", "source", "decomposition", *parts, "not_answered"]
-    for annotator in found["annotators"]:
-        false = [annotator["false_positives"][number] for number in _NUMBERS]
-        for name, themed in annotator["themed"].items():
-            numbers = [*(themed[number] for number in _NUMBERS), *false]
-            yield [annotator["title"], annotator["source"], name, *numbers, annotator["unanswered"]]
-
-
-def _pair_rows(found: dict[str, Any]) -> Iterable[list[Any]]:
-    yield ["first", "second", *(f"agreement_{number}" for number in _NUMBERS), "kappa"]
-    for pair in found["pairs"]:
-        numbers = [pair["agreement"][number] for number in _NUMBERS]
-        yield [pair["first"], pair["second"], *numbers, pair["kappa"]]
-
-
-def _theme_rows(found: dict[str, Any]) -> Iterable[list[Any]]:
-    yield ["decomposition", "component", "group", "annotator", "automatic", "answer", "theme"]
-    for row in found["themes"]:
-        for said in row["answers"]:
-            where = [row["decomposition"], row["component"], row["group"]]
-            yield [*where, said["who"], int(said["automatic"]), said["theme"], said["words"]]
+def _cells(share: Share) -> list[Cell]:
+    text = "" if share.share is None else f"{share.share:.0%} ({share.count} of {share.of})"
+    interval = "" if share.low is None else f"{share.low:.0%} to {share.high:.0%}"
+    return [text, interval, *(getattr(share, entry) for entry in _ENTRIES)]

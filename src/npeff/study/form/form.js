@@ -3,7 +3,7 @@
 
 const kit = JSON.parse(document.getElementById("kit").textContent);
 const THEMES = ["yes", "maybe", "no"];
-const place = `npeff-evalkit:${kit.kit}:${kit.form}`;
+const place = `npeff-study:${kit.kit}:${kit.form}`;
 const state = { who: "", answers: {} }; // by group: theme, words
 const cards = [];
 let here = 0;
@@ -40,7 +40,7 @@ function restore() {
         words: typeof answer.words === "string" ? answer.words : "",
       };
     }
-  } catch { // storage may be forbidden, or hold something else: begin anew
+  } catch { // storage may be forbidden, or hold something else: begin again
     for (const group of kit.groups) state.answers[group.number] = { theme: null, words: "" };
   }
 }
