@@ -11,7 +11,7 @@ from npeff.collect.capture import Capture
 from npeff.collect.config import SketchConfig
 from npeff.collect.sketch.make import make_sketch
 from npeff.models.answers import AnswerModel, encode, resolve_answers
-from npeff.models.load import select_parameters
+from npeff.models.select import select_parameters
 from npeff.tasks.task import Task
 from npeff.utils.errors import UserError
 from tests import tiny
@@ -167,7 +167,7 @@ def test_a_module_used_twice_adds_both_uses():
 
     torch.manual_seed(0)
     network = Twice().requires_grad_(False)
-    from npeff.models.load import CapturedModule
+    from npeff.models.select import CapturedModule
 
     module = CapturedModule("layer", network.layer, True, True)
     sketch = make_sketch(SketchConfig(dim=64), [module])

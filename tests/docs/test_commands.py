@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from npeff.cli import COMMANDS, main, parse
-from npeff.models.load import select_parameters
+from npeff.models.select import select_parameters
 from npeff.store.run import Run
 from tests import tiny
 from tests.docs.blocks import COMMAND_BLOCKS, PYTHON_PAGES, ROOT, Block, read_blocks

@@ -10,14 +10,8 @@ import torch
 
 from npeff.models.answers import AnswerModel, AnswerSet, TokenTree, encode, resolve_answers
 from npeff.models.config import ModelConfig
-from npeff.models.load import (
-    EMBEDDED_FILE,
-    EMBEDDED_PACKAGE,
-    LoadedModel,
-    load_model,
-    load_tokenizer,
-    select_parameters,
-)
+from npeff.models.load import EMBEDDED_FILE, EMBEDDED_PACKAGE, LoadedModel, load_model, load_tokenizer
+from npeff.models.select import select_parameters
 from npeff.tasks.task import Task, load_task
 from npeff.utils.errors import UserError
 from tests import tiny

@@ -13,7 +13,8 @@ from npeff.collect.config import DirectionsConfig
 from npeff.collect.directions import combine_to_predicted, make_directions, most_rows, predicted, reduce_rank
 from npeff.collect.sketch.base import Sketch
 from npeff.models.answers import AnswerModel, AnswerSet
-from npeff.models.load import LoadedModel, Selection, blocks
+from npeff.models.load import LoadedModel
+from npeff.models.select import Selection, blocks
 
 TOP_TOKENS = 8
 DIRECTION_ENTRIES = 2**26

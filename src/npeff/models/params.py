@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 
 from npeff.models.config import ParamsConfig
-from npeff.models.load import Selection, load_model, select_parameters
+from npeff.models.load import load_model
+from npeff.models.select import Selection, select_parameters
 
 
 def params(config: ParamsConfig) -> Selection:

@@ -1,0 +1,151 @@
+"""Which parameters of a model a Fisher is taken of, and the linear layers that they belong to."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class CapturedModule:
+    """A linear layer whose gradient is taken, seen as a matrix of d_out rows and d_in columns (+1 for the bias)."""
+
+    name: str
+    module: nn.Module
+    weight: bool
+    bias: bool
+
+    @property
+    def transposed(self) -> bool:
+        """GPT-2's Conv1D keeps its weight as d_in × d_out."""
+        return not isinstance(self.module, nn.Linear)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d_out, columns): the columns are d_in of them if the weight is used, and one for the bias if it is."""
+        weight = self.module.weight
+        d_out, d_in = reversed(weight.shape) if self.transposed else weight.shape  # type: ignore[arg-type, misc]
+        return int(d_out), int(d_in) * self.weight + int(self.bias)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        d_out, columns = self.shape
+        return d_out * columns
+
+    def matrix(self, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+        """Pack a weight-shaped and a bias-shaped tensor as the [d_out, columns] matrix."""
+        parts = []
+        if self.weight:
+            assert weight is not None
+            parts.append(weight.T if self.transposed else weight)
+        if self.bias:
+            assert bias is not None
+            parts.append(bias[:, None])
+        return torch.cat(parts, 1)
+
+    def unpack(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The inverse of `matrix`: parameter name → tensor in the parameter's own shape."""
+        parts: dict[str, torch.Tensor] = {}
+        if self.weight:
+            columns = matrix[:, : matrix.shape[1] - self.bias]
+            parts[f"{self.name}.weight"] = columns.T if self.transposed else columns
+        if self.bias:
+            parts[f"{self.name}.bias"] = matrix[:, -1]
+        return parts
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a parameter selection found."""
+
+    modules: tuple[CapturedModule, ...]
+    left_out: tuple[str, ...]
+    """Parameters that are not selected."""
+
+    @property
+    def size(self) -> int:
+        """Number n of selected parameters."""
+        return sum(module.size for module in self.modules)
+
+
+def select_parameters(network: nn.Module, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Selection:
+    """Choose the modules whose gradients are captured.
+
+    By default every parameter but embeddings, norms and the head, as in the paper. `include` replaces that default,
+    `exclude` then takes away. A selected parameter that cannot be captured is an error that names it.
+    """
+    parameters = dict(network.named_parameters())
+    for pattern in (*include, *exclude):
+        if not fnmatch.filter(parameters, pattern):
+            some = ", ".join(list(parameters)[:3])
+            raise UserError(f"Pattern {pattern!r} matches no parameter. Names look like: {some}.")
+    default = _default_parameters(network)
+    chosen = [
+        name
+        for name in parameters
+        if (any(fnmatch.fnmatchcase(name, p) for p in include) if include else name in default)
+        and not any(fnmatch.fnmatchcase(name, p) for p in exclude)
+    ]
+    captured, refused = [], []
+    by_module: dict[str, set[str]] = {}
+    for name in chosen:
+        owner, _, kind = name.rpartition(".")
+        by_module.setdefault(owner, set()).add(kind)
+    for owner, kinds in by_module.items():
+        module = network.get_submodule(owner)
+        if _is_linear(module) and kinds <= {"weight", "bias"}:
+            captured.append(CapturedModule(owner, module, "weight" in kinds, "bias" in kinds))
+        else:
+            refused += [f"{owner}.{kind} ({type(module).__name__})" for kind in sorted(kinds)]
+    if refused:
+        raise UserError(
+            f"Cannot take per-example gradients of {len(refused)} parameters: {', '.join(refused[:6])}"
+            f"{', …' if len(refused) > 6 else ''}. Leave them out with --exclude "
+            f"{' '.join(sorted({_pattern(name) for name in refused})[:6])}"
+        )
+    if not captured:
+        raise UserError("No parameters are selected. Change --include or --exclude; `npeff params MODEL` lists them.")
+    kept = set(chosen)
+    return Selection(tuple(captured), tuple(name for name in parameters if name not in kept))
+
+
+def _pattern(refused: str) -> str:
+    """A pattern that names a refused parameter in every block."""
+    name = refused.split(" ")[0]
+    return "'" + ".".join("*" if part.isdigit() else part for part in name.split(".")) + "'"
+
+
+def _is_linear(module: nn.Module) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def _default_parameters(network: Any) -> set[str]:
+    """The paper's choice: no embeddings, no norms; and no head, which is tied to the embedding in its models."""
+    heads = {network.get_input_embeddings(), network.get_output_embeddings()}
+    names = set()
+    for owner, module in network.named_modules():
+        kind = type(module).__name__.lower()
+        if isinstance(module, nn.Embedding) or module in heads or "norm" in kind or "embedding" in kind:
+            continue
+        names |= {f"{owner}.{name}" if owner else name for name, _ in module.named_parameters(recurse=False)}
+    return names
+
+
+def blocks(network: nn.Module) -> nn.ModuleList:
+    """The model's list of transformer blocks."""
+    lists = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
+    depth = getattr(network.config, "num_hidden_layers", None)
+    found = [item for item in lists if len(item) == depth] or sorted(lists, key=len)[-1:]
+    if not found:
+        raise UserError("Cannot find the model's blocks, so there is no residual activation. Use --no-activation.")
+    return found[0]
