@@ -268,6 +268,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return state["data"]
 
     monkeypatch.setattr(datasets, "load_dataset", load_hub)
+    monkeypatch.setattr("npeff.tasks.hub._unreachable", lambda: "")
     return state
 
 

@@ -133,20 +133,16 @@ class _Reader:
         """What people should know who expect that their data have labels."""
         if table[self._gold].null_count < len(table):
             return []
-        where = f"{self._source.name} has no labels that this task reads, so there is no accuracy"
         if self._label_column is not None:
-            return [f"{where}: every value in its column {self._label_column!r} is empty or -1."]
-        names = " or ".join(map(repr, self._label_columns)) or "for labels"
-        likely = [name for name, labels in self._undeclared.items() if len(labels - {None}) > 1]
-        if likely:
-            return [
-                f"{where}: it has no column {names}. The values in {likely[0]!r} are labels of the task: if you mean "
-                f"them, use --label-column {likely[0]}, or label_columns: [{likely[0]}] in the task file."
-            ]
-        return [
-            f"{where}: it has no column {names}. If another one has them, name it with --label-column, or with "
-            f"label_columns: [NAME] in the task file. {self._source.describe_columns()}"
-        ]
+            why = f"Every value of its column {self._label_column!r} is empty or -1."
+        else:
+            likely = [name for name, labels in self._undeclared.items() if len(labels - {None}) > 1]
+            why = f"It has no column {' or '.join(map(repr, self._label_columns)) or 'for them'}" + (
+                f", but the values of {likely[0]!r} are labels of this task." if likely else "."
+            )
+            name = likely[0] if likely else "NAME"
+            why += f" Use --label-column {name}, or label_columns: [{name}] in the task file."
+        return [f"{self._source.name} has no labels that this task knows of, so there is no accuracy. {why}"]
 
     def _required(self, names: Sequence[str], hint: str) -> str:
         """The first of `names` that is a column."""
@@ -219,7 +215,7 @@ def _shuffled(count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def _few_shot(task: Task, config: DataConfig, table: pa.Table, dropped: list[str]) -> tuple[str, pa.Table]:
     """The few-shot prefix and the examples without those in it."""
-    worked = list(_draw(task, config, table)) if config.few_shot else [dict(example) for example in task.few_shot]
+    worked = list(_draw(task, config, table)) if config.few_shot else task.few_shot
     if not worked:
         return "", table
     prefix = "".join(task.render_worked(example["text"], example["label"], example) for example in worked)

@@ -37,8 +37,7 @@ def hub_or_cache() -> Iterator[str]:
 
 
 def _unreachable() -> str:
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=SECONDS)

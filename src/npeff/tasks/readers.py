@@ -196,6 +196,7 @@ def _open_binary(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 def _json_rows(path: Path, is_list: bool) -> Rows:
     """Numbered records of a file that is one list of JSON objects, or has one object a line."""
+    records: Iterable[tuple[int, Any]]
     if is_list:
         records = enumerate(_parse_json("".join(text for _, text in _lines(path)), str(path)), 1)
     else:
@@ -229,11 +230,14 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> Row:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)  # made once: it costs as much as reading a line
 
 
+class _Unquoted(csv.excel_tab):
+    quoting = csv.QUOTE_NONE
+
+
 def _csv_rows(path: Path, kind: str) -> Rows:
     """Numbered records of a CSV (quoted as in RFC 4180) or TSV file (no quoting, as in GLUE's files)."""
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))  # the limit is global and too small for long texts
-    delimiter, quoting = (",", csv.QUOTE_MINIMAL) if kind == ".csv" else ("\t", csv.QUOTE_NONE)
-    reader = csv.reader((text for _, text in _lines(path)), delimiter=delimiter, quoting=quoting, strict=True)
+    reader = csv.reader((text for _, text in _lines(path)), csv.excel if kind == ".csv" else _Unquoted, strict=True)
     header: list[str] = []
     next_line = 1
     try:
@@ -281,7 +285,8 @@ def _arrow_source(name: str, schema: pa.Schema, count: int, batches: Callable[[l
         number = 0
         try:
             for batch in batches([column for column in schema.names if column in wanted]):
-                for number, row in enumerate(batch.to_pylist(), number + 1):
+                for row in batch.to_pylist():
+                    number += 1
                     for column, names in classes.items():
                         value = row.get(column)
                         if isinstance(value, int) and 0 <= value < len(names):
