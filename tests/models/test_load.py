@@ -10,7 +10,7 @@ import torch
 
 from npeff.models.answers import AnswerModel, AnswerSet, TokenTree, encode, resolve_answers
 from npeff.models.config import ModelConfig
-from npeff.models.load import EMBEDDED_FILE, EMBEDDED_PACKAGE, LoadedModel, load_model, load_tokenizer
+from npeff.models.load import EMBEDDED_FILE, EMBEDDED_PACKAGE, LoadedModel, load_model
 from npeff.models.select import select_parameters
 from npeff.tasks.task import Task, load_task
 from npeff.utils.errors import UserError
@@ -86,7 +86,7 @@ def test_bos_as_the_model_expects_it():
 
 @pytest.mark.smollm2
 def test_answers_of_the_built_in_tasks():
-    tokenizer = load_tokenizer(ModelConfig())
+    tokenizer = load_model(ModelConfig()).tokenizer
     for name in ("sst2", "yat"):
         task = load_task(name)
         answers = resolve_answers(task, tokenizer)

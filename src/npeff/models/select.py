@@ -18,9 +18,13 @@ class CapturedModule:
     """A linear layer whose gradient is taken, seen as a matrix of d_out rows and d_in columns (+1 for the bias)."""
 
     name: str
+    """Name of the layer in the model."""
     module: nn.Module
+    """The layer itself: nn.Linear, or GPT-2's Conv1D."""
     weight: bool
+    """Whether its weight is selected."""
     bias: bool
+    """Whether its bias is."""
 
     @property
     def transposed(self) -> bool:
@@ -41,7 +45,15 @@ class CapturedModule:
         return d_out * columns
 
     def matrix(self, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-        """Pack a weight-shaped and a bias-shaped tensor as the [d_out, columns] matrix."""
+        """Pack a weight-shaped and a bias-shaped tensor as one matrix.
+
+        Args:
+            weight: Needed if the weight is selected.
+            bias: [d_out], needed if the bias is.
+
+        Returns:
+            [d_out, columns].
+        """
         parts = []
         if self.weight:
             assert weight is not None
@@ -52,7 +64,14 @@ class CapturedModule:
         return torch.cat(parts, 1)
 
     def unpack(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The inverse of `matrix`: parameter name → tensor in the parameter's own shape."""
+        """Undo `matrix`.
+
+        Args:
+            matrix: [d_out, columns].
+
+        Returns:
+            Name of each selected parameter → tensor in the parameter's own shape.
+        """
         parts: dict[str, torch.Tensor] = {}
         if self.weight:
             columns = matrix[:, : matrix.shape[1] - self.bias]
@@ -64,9 +83,10 @@ class CapturedModule:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a parameter selection found."""
+    """The parameters that a Fisher is taken of."""
 
     modules: tuple[CapturedModule, ...]
+    """Layers with selected parameters."""
     left_out: tuple[str, ...]
     """Parameters that are not selected."""
 
@@ -79,27 +99,36 @@ class Selection:
 def select_parameters(network: nn.Module, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Selection:
     """Choose the modules whose gradients are captured.
 
-    By default every parameter but embeddings, norms and the head, as in the paper. `include` replaces that default,
-    `exclude` then takes away. A selected parameter that cannot be captured is an error that names it.
+    Args:
+        network: A causal language model.
+        include: Patterns of parameter names. By default every parameter but embeddings, norms and the head, as in the
+            paper.
+        exclude: Patterns of those to leave out of these.
+
+    Returns:
+        The selection.
+
+    Raises:
+        UserError: A pattern matches nothing, nothing is selected, or a selected parameter cannot be captured.
     """
-    parameters = dict(network.named_parameters())
+    parameters = [name for name, _ in network.named_parameters()]
     for pattern in (*include, *exclude):
         if not fnmatch.filter(parameters, pattern):
-            some = ", ".join(list(parameters)[:3])
-            raise UserError(f"Pattern {pattern!r} matches no parameter. Names look like: {some}.")
+            raise UserError(
+                f"Pattern {pattern!r} matches no parameter. Names look like: {', '.join(parameters[:3])}. "
+                "`npeff params MODEL` lists them."
+            )
     default = _default_parameters(network)
-    chosen = [
-        name
-        for name in parameters
-        if (any(fnmatch.fnmatchcase(name, p) for p in include) if include else name in default)
-        and not any(fnmatch.fnmatchcase(name, p) for p in exclude)
-    ]
+    left_out = []
+    kinds_of: dict[str, set[str]] = {}
+    for name in parameters:
+        if (_matches(name, include) if include else name in default) and not _matches(name, exclude):
+            owner, _, kind = name.rpartition(".")
+            kinds_of.setdefault(owner, set()).add(kind)
+        else:
+            left_out.append(name)
     captured, refused = [], []
-    by_module: dict[str, set[str]] = {}
-    for name in chosen:
-        owner, _, kind = name.rpartition(".")
-        by_module.setdefault(owner, set()).add(kind)
-    for owner, kinds in by_module.items():
+    for owner, kinds in kinds_of.items():
         module = network.get_submodule(owner)
         if _is_linear(module) and kinds <= {"weight", "bias"}:
             captured.append(CapturedModule(owner, module, "weight" in kinds, "bias" in kinds))
@@ -113,8 +142,11 @@ def select_parameters(network: nn.Module, include: Sequence[str] = (), exclude: 
         )
     if not captured:
         raise UserError("No parameters are selected. Change --include or --exclude; `npeff params MODEL` lists them.")
-    kept = set(chosen)
-    return Selection(tuple(captured), tuple(name for name in parameters if name not in kept))
+    return Selection(tuple(captured), tuple(left_out))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _pattern(refused: str) -> str:
@@ -142,10 +174,19 @@ def _default_parameters(network: Any) -> set[str]:
 
 
 def blocks(network: nn.Module) -> nn.ModuleList:
-    """The model's list of transformer blocks."""
+    """Find the transformer blocks of a model.
+
+    Args:
+        network: A causal language model.
+
+    Returns:
+        The list of as many modules as the model's config has layers, or else the longest list.
+
+    Raises:
+        UserError: There is no list of modules.
+    """
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
-    depth = getattr(network.config, "num_hidden_layers", None)
-    found = [item for item in lists if len(item) == depth] or sorted(lists, key=len)[-1:]
-    if not found:
+    if not lists:
         raise UserError("Cannot find the model's blocks, so there is no residual activation. Use --no-activation.")
-    return found[0]
+    depth = getattr(network.config, "num_hidden_layers", None)
+    return next((item for item in lists if len(item) == depth), max(lists, key=len))

@@ -72,9 +72,9 @@ def load_hub_data(name: str, config: str | None, split: str | None) -> Any:
             data = datasets.load_dataset(name, config, split=split)
         except Exception as error:  # anything from a proxy's refusal to a misspelt split; the Hub's own words tell best
             raise UserError(
-                f"Cannot load {name!r}{f' ({config})' if config else ''} from the Hub: "
-                + (f"it cannot be reached ({unreachable}). " if unreachable else f"{first_line(error)}. ")
-                + "Check the name, the configuration, the split and the network, or give a local file."
+                f"Cannot load {name!r}{f' ({config})' if config else ''} from the Hub: {first_line(error)}"
+                f"{f' (the Hub cannot be reached: {unreachable})' if unreachable else ''}. "
+                "Check the name, the configuration, the split and the network, or give a local file."
             ) from error
     if isinstance(data, dict):
         if len(data) != 1:
