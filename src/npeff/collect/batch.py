@@ -45,12 +45,11 @@ class Collector:
         sketch: Sketch,
         directions: DirectionsConfig,
         wanted: Wanted = EVERYTHING,
-        padding: str = "right",
         share_prompt: bool = True,
     ) -> None:
         self.model, self.sketch, self.directions, self.wanted = model, sketch, directions, wanted
         self.selection = selection
-        self.answer_model = AnswerModel(model, answers, padding, share_prompt)
+        self.answer_model = AnswerModel(model, answers, share_prompt)
         self._most_rows = most_rows(directions, self.answer_model.count)
 
     def batches(self, prompts: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:

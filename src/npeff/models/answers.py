@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from npeff.models.load import LoadedModel
 from npeff.tasks.task import Task
@@ -151,13 +152,12 @@ def resolve_answers(task: Task, tokenizer: Any) -> AnswerSet:
 class AnswerModel:
     """Computes differentiable answer logits of batches of prompts."""
 
-    def __init__(self, model: LoadedModel, answers: AnswerSet, padding: str = "right", share_prompt: bool = True):
+    def __init__(self, model: LoadedModel, answers: AnswerSet, share_prompt: bool = True):
         """Prepare a model for a set of answers.
 
         Args:
             model: Loaded model.
             answers: Its answers.
-            padding: Side on which shorter prompts of a batch are padded, right or left.
             share_prompt: Whether suffixes share one run of the prompt. Without, one sequence per suffix is run: slow,
                 for checks and for models without tree attention.
 
@@ -166,16 +166,11 @@ class AnswerModel:
         """
         self.model = model
         self.answers = answers
-        self.left = padding == "left"
         self.share_prompt = share_prompt
         self.tree = TokenTree.build(answers.tokens) if answers.kind == "suffixes" else None
         accepted = inspect.signature(model.network.forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
-        self._takes_positions = "position_ids" in accepted
-        # padding is masked, so any token will do
-        pad = getattr(model.tokenizer, "pad_token_id", None)
-        self.pad = int(pad) if pad is not None else 0
-        if self.tree is not None and share_prompt and not self._takes_positions:
+        if self.tree is not None and share_prompt and "position_ids" not in accepted:
             raise UserError(
                 "This model takes no position ids, so suffixes cannot share a prompt. Use --no-share-prompt."
             )
@@ -240,39 +235,30 @@ class AnswerModel:
             return self._separate_suffixes(prompts)
         ids, mask, places = self._pad(prompts)
         if self.tree is None:
-            logits = self._forward(ids, places[:, None], **self._masked(mask))[:, 0]
+            logits = self._forward(ids, places[:, None], _unless_all(mask))[:, 0]
             if self.answers.kind == "vocabulary":
                 return logits.float(), places
             return logits[:, [token for (token,) in self.answers.tokens]].float(), places
         return self._suffix_tree(ids, mask, places), places
 
     def _pad(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids and mask [B, T], and where each prompt's last token is."""
-        width = max(map(len, prompts))
-        ids = torch.full((len(prompts), width), self.pad, dtype=torch.int64)
-        mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-        for row, prompt in enumerate(prompts):
-            span = slice(width - len(prompt), width) if self.left else slice(0, len(prompt))
-            ids[row, span] = torch.as_tensor(prompt)
-            mask[row, span] = True
+        """Token ids and mask [B, T], padded on the right, and where each prompt's last token is."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        places = torch.full_like(lengths, width - 1) if self.left else lengths - 1
+        ids = pad_sequence(
+            [torch.as_tensor(prompt) for prompt in prompts], batch_first=True
+        )  # masked: any token will do
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
         device = self.model.device
-        return ids.to(device), mask.to(device), places.to(device)
+        return ids.to(device), mask.to(device), (lengths - 1).to(device)
 
-    def _masked(self, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Options of a forward pass over prompts that are padded where `mask` is False."""
-        if bool(mask.all()):
-            return {}
-        positions = {"position_ids": (mask.cumsum(1) - 1).clamp_min(0)} if self.left and self._takes_positions else {}
-        return {"attention_mask": mask.long(), **positions}
-
-    def _forward(self, ids: torch.Tensor, places: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+    def _forward(
+        self, ids: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None, **options: torch.Tensor
+    ) -> torch.Tensor:
         """Logits [B, n, vocabulary] at `places` [B, n]; the head runs only where some example needs it."""
         if self._keeps_logits:
             needed, places = torch.unique(places, return_inverse=True)
             options["logits_to_keep"] = needed
-        logits: torch.Tensor = self.model.network(input_ids=ids, use_cache=False, **options).logits
+        logits: torch.Tensor = self.model.network(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
         return logits.gather(1, places[:, :, None].expand(-1, -1, logits.shape[2]))
 
     def _suffix_tree(self, ids: torch.Tensor, mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -296,7 +282,7 @@ class AnswerModel:
 
         node_places = torch.arange(width, width + nodes, device=device).expand(batch, -1)
         everywhere = torch.cat([places[:, None], node_places], 1)
-        logits = self._forward(ids, everywhere, attention_mask=bias[:, None], position_ids=positions)
+        logits = self._forward(ids, everywhere, bias[:, None], position_ids=positions)
         return self._sum_paths(logits)
 
     def _sum_paths(self, logits: torch.Tensor) -> torch.Tensor:
@@ -321,7 +307,12 @@ class AnswerModel:
         tokens = torch.tensor([[*suffix, *[0] * (longest - len(suffix))] for _ in prompts for suffix in answers])
         counts = torch.tensor([[step < length for step in range(longest)] for length in lengths])
         places = ends[:, None] - back.to(ends.device)
-        logits = self._forward(ids, places, **self._masked(mask)).float().log_softmax(2)
+        logits = self._forward(ids, places, _unless_all(mask)).float().log_softmax(2)
         chosen = logits.gather(2, tokens.to(logits.device)[:, :, None])[:, :, 0]
         z = (chosen * counts.to(chosen.device)).sum(1).view(len(prompts), len(answers))
         return z, places[:: len(answers), 0]
+
+
+def _unless_all(mask: torch.Tensor) -> torch.Tensor | None:
+    """The attention mask of a batch; None if nothing is padded, where models are faster without."""
+    return None if bool(mask.all()) else mask.long()
