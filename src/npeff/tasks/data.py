@@ -39,7 +39,14 @@ class Dataset:
     """What is unusual about the data, as labels that are missing: sentences for people to read."""
 
     def prompts(self, task: Task) -> list[str]:
-        """What the model sees, an entry per example."""
+        """Write out what the model sees.
+
+        Args:
+            task: What is asked.
+
+        Returns:
+            The prompt of each example, with the few-shot prefix.
+        """
         texts = self.table["text"].to_pylist()
         columns = {name: self.table[FIELD + name].to_pylist() for name in task.fields}
         return [

@@ -62,7 +62,15 @@ class Source:
         return f"The columns are {', '.join(map(repr, self.columns[:30]))}{more}."
 
     def only(self, column: str, values: Collection[str]) -> Source:
-        """The same data with only the rows that have one of `values` in `column`."""
+        """Leave out rows.
+
+        Args:
+            column: Name of a column.
+            values: What it may hold.
+
+        Returns:
+            The same data with only the rows that have one of `values` in `column`.
+        """
 
         def rows(wanted: Collection[str]) -> Rows:
             kept = ((number, row) for number, row in self.rows({*wanted, column}) if row.get(column) in values)
