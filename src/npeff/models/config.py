@@ -51,7 +51,7 @@ class ParamsConfig:
 
     common: ClassVar[tuple[str, ...]] = ("include", "exclude")
 
-    name: tyro.conf.Positional[str]
+    model: tyro.conf.Positional[str]
     """Model, as --model of `npeff collect`."""
     options: ModelOptions = field(default_factory=ModelOptions)
 

@@ -20,7 +20,7 @@ def params(config: ParamsConfig) -> Selection:
     Returns:
         The selection.
     """
-    network = load_model(replace(config.options, model=config.name)).network
+    network = load_model(replace(config.options, model=config.model)).network
     selection = select_parameters(network, config.options.include, config.options.exclude)
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
     whole, unselected = sum(sizes.values()), set(selection.left_out)

@@ -47,12 +47,8 @@ class Dataset:
         Returns:
             The prompt of each example, with the few-shot prefix.
         """
-        texts = self.table["text"].to_pylist()
-        columns = {name: self.table[FIELD + name].to_pylist() for name in task.fields}
-        return [
-            self.prefix + task.render(text, {name: values[row] for name, values in columns.items()})
-            for row, text in enumerate(texts)
-        ]
+        rows = self.table.select(_identity(task)).to_pylist()
+        return [self.prefix + task.render(row["text"], {f: row[FIELD + f] for f in task.fields}) for row in rows]
 
 
 def load_dataset(task: Task, config: DataConfig) -> Dataset:
