@@ -20,7 +20,8 @@ from npeff.collect.sketch.base import Sketch
 from npeff.collect.sketch.make import make_sketch
 from npeff.models.answers import AnswerModel, encode, resolve_answers
 from npeff.models.config import ModelConfig
-from npeff.models.load import CapturedModule, LoadedModel, Selection, load_model, select_parameters
+from npeff.models.load import LoadedModel, load_model
+from npeff.models.select import CapturedModule, Selection, select_parameters
 from npeff.tasks.config import DataConfig
 from npeff.tasks.data import load_dataset
 from npeff.tasks.task import load_task

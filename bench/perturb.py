@@ -24,7 +24,7 @@ from npeff.collect.session import Prepared, prepare_run, read_prompts
 from npeff.collect.sketch.make import make_sketch
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.lift import Lifter
 from npeff.perturb.row_weights import RowSums

@@ -25,7 +25,7 @@ def test_a_run_holds_what_plain_autograd_finds(config, model_directory):
     rows, gradients, activations = run.source("fisher"), run.source("gradient"), run.source("activation")
     ids = [model.tokenizer(f" {label}").input_ids[0] for label in ("Negative", "Positive")]
     from npeff.collect.sketch.make import make_sketch
-    from npeff.models.load import select_parameters
+    from npeff.models.select import select_parameters
 
     selection = select_parameters(model.network)
     sketch = make_sketch(config.sketch, selection.modules)

@@ -7,18 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 
-from npeff.models.answers import AnswerModel, AnswerSet, TokenTree, encode, resolve_answers
+from npeff.models.answers import encode
 from npeff.models.config import ModelConfig
-from npeff.models.load import (
-    EMBEDDED_FILE,
-    EMBEDDED_PACKAGE,
-    LoadedModel,
-    load_model,
-    load_tokenizer,
-    select_parameters,
-)
-from npeff.tasks.task import Task, load_task
+from npeff.models.load import EMBEDDED_FILE, EMBEDDED_PACKAGE, load_model
+from npeff.models.select import select_parameters
 from npeff.utils.errors import UserError
 from tests import tiny
 
@@ -83,50 +77,32 @@ def test_a_directory_that_is_no_model(tmp_path):
         load_model(ModelConfig(model=str(tmp_path)))
 
 
-def test_bos_as_the_model_expects_it():
-    plain, with_bos = tiny.tokenizer(), tiny.tokenizer(bos=True)
-    assert encode(with_bos, "good") == [with_bos.bos_token_id, *encode(plain, "good")]
-    task = Task("t", "{text}\nSentiment:", "tokens", tiny.LABELS)
-    assert resolve_answers(task, with_bos) == resolve_answers(task, plain)
+def test_a_classifier_is_no_language_model(tmp_path):
+    """Its head would be random: nothing that is measured would mean anything."""
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings = hf.LlamaConfig(vocab_size=len(tiny.tokenizer()), tie_word_embeddings=False, pad_token_id=0, **size)
+    hf.LlamaForSequenceClassification(settings).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"comes without lm_head\.weight.*causal language model"):
+        load_model(ModelConfig(str(tmp_path), device="cpu"))
 
 
-@pytest.mark.smollm2
-def test_answers_of_the_built_in_tasks():
-    tokenizer = load_tokenizer(ModelConfig())
-    for name in ("sst2", "yat"):
-        task = load_task(name)
-        answers = resolve_answers(task, tokenizer)
-        firsts = [tokenizer.decode(ids) for ids in answers.tokens]
-        assert all(f" {label}".startswith(first) for label, first in zip(task.labels, firsts, strict=True))
-        assert len(set(firsts)) == len(task.labels)
-    clinc = resolve_answers(load_task("clinc150"), tokenizer)
-    assert [tokenizer.decode(ids) for ids in clinc.tokens] == [f" {label}" for label in clinc.names]
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_whole_models_of_every_family_load(family, tmp_path):
+    """No weight of them counts as missing, tied ones included."""
+    load_model(ModelConfig(str(tiny.save(tmp_path / family, family)), device="cpu"))
 
 
-def test_a_token_tree_holds_every_suffix():
-    suffixes = [(1, 2, 3), (1, 2), (1, 4), (5,), (1,)]
-    tree = TokenTree.build(suffixes)
-    assert tree.tokens == (1, 2)  # only tokens that another one follows
-    assert tree.parents == (0, 1)
-    assert tree.depths() == [1, 2]
-    assert tree.ancestors().tolist() == [[True, False], [True, True]]
-    for suffix, path in zip(suffixes, tree.paths, strict=True):
-        assert tuple(token for _, token in path) == suffix
-    assert AnswerSet("suffixes", tuple("abcde"), tuple(suffixes)).longest == 2
+def test_an_adapter_is_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="is an adapter"):
+        load_model(ModelConfig(str(tmp_path)))
 
 
-def test_suffixes_that_cannot_share_a_prompt_are_refused():
-    """A sliding window shorter than the prompt: a mask for the tree would replace the window's."""
-    network = tiny.network("gemma3")
-    settings = type(network.config).from_dict(network.config.to_dict() | {"sliding_window": 8})
-    windowed = type(network)(settings).eval()
-    windowed.load_state_dict(network.state_dict())
-    tokenizer = tiny.tokenizer()
-    answers = resolve_answers(Task("t", "Q: {text}\nIntent:", "suffixes", tiny.INTENTS), tokenizer)
-    prompt = encode(tokenizer, "Q: it never finds a story worth telling , and the jokes are old\nIntent:")
-    AnswerModel(LoadedModel(ModelConfig(), network, tokenizer, torch.device("cpu")), answers).check_tree(prompt)
-    model = LoadedModel(ModelConfig(), windowed, tokenizer, torch.device("cpu"))
-    AnswerModel(model, answers).check_tree(prompt[:4])
-    with pytest.raises(UserError, match="--no-share-prompt"):
-        AnswerModel(model, answers).check_tree(prompt)
-    AnswerModel(model, answers, share_prompt=False).check_tree(prompt)
+def test_a_hub_that_cannot_be_reached(monkeypatch, recwarn, capfd):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(UserError, match=r"nobody/nothing.*the Hub cannot be reached.*smollm2-135m") as error:
+        load_model(ModelConfig("nobody/nothing", device="cpu"))
+    assert "\n" not in str(error.value)
+    assert "Retry" not in "".join(capfd.readouterr())

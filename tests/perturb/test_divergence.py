@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from npeff.collect.session import prepare_run, read_prompts
-from npeff.models.load import select_parameters
+from npeff.models.select import select_parameters
 from npeff.perturb.divergence import Divergence, find_magnitude
 from npeff.perturb.tangent import moving
 from npeff.perturb.weights import EditedWeights

@@ -248,7 +248,7 @@ def test_replay_gives_the_same_results(config, tmp_path):
 
 def test_where_it_lives():
     network = tiny.network("gpt2")
-    from npeff.models.load import select_parameters
+    from npeff.models.select import select_parameters
 
     selection = select_parameters(network)
     generator = torch.Generator().manual_seed(0)

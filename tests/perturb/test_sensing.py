@@ -8,7 +8,7 @@ from torch import nn
 
 from npeff.collect.config import SketchConfig
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 from npeff.perturb.config import SensingConfig
 from npeff.perturb.lift import norm
 from npeff.perturb.sensing import (

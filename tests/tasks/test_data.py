@@ -151,6 +151,43 @@ def test_splits_of_a_local_file(write: Write) -> None:
     fails(path, "leave it out", data_config="plus")
 
 
+# ---- data without labels
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [
+        ([{"text": "a", "team": "positive"}, {"text": "b", "team": "NEGATIVE"}], ["values of 'team'", "[team]"]),
+        ([{"text": "a", "id": "x1", "team": 1}, {"text": "b", "id": "x2", "team": 0}], ["--label-column team"]),
+        ([{"text": "a", "team": "Positive"}, {"text": "b", "team": "Positive"}], ["--label-column NAME"]),
+        ([{"text": "a", "team": "Positive"}, {"text": "b", "team": "blue"}], ["no column 'label'. Use", "[NAME]"]),
+        ([{"text": "a", "label": None}, {"text": "b", "label": -1}], ["Every value of its column 'label' is empty"]),
+    ],
+)
+@pytest.mark.parametrize("parquet", [False, True])
+def test_data_without_labels_say_so(
+    write: Write, tmp_path: Path, rows: list[dict[str, Any]], parts: list[str], parquet: bool
+) -> None:
+    path = write(rows)
+    if parquet:
+        path = tmp_path / "d.parquet"
+        pq.write_table(pa.Table.from_pylist([{"image": b"0", "boxes": [1], **row} for row in rows]), path)
+    data = load(path)
+    assert columns(data)["label"] == [None, None]
+    (note,) = data.notes
+    for part in (str(path), "so there is no accuracy", *parts):
+        assert part in note
+    assert "\n" not in note
+
+
+def test_data_with_labels_have_no_notes(write: Write) -> None:
+    late = [{"text": "a", "team": "Positive"}, {"text": "b", "team": "Negative", "label": "Positive"}]
+    assert load(write(late)).notes == ()
+    assert load(write([{"text": "a", "team": 1}, {"text": "b", "team": 0}]), label_column="team").notes == ()
+    assert load(write([{"text": "a", "answer": "x"}]), OPEN).notes == ()
+    assert "no column 'answer'" in load(write([{"text": "a"}]), OPEN).notes[0]
+
+
 # ---- order: duplicates, shuffle, limit, few-shot
 
 
@@ -268,6 +305,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return state["data"]
 
     monkeypatch.setattr(datasets, "load_dataset", load_hub)
+    monkeypatch.setattr("npeff.tasks.hub._unreachable", lambda: "")
     return state
 
 
@@ -337,7 +375,11 @@ def test_missing_files(write: Write, tmp_path: Path) -> None:
         ("d.jsonl", '{"text": "a"}\n{"label": 1}', ["line 2", "'text' is missing"]),
         ("d.jsonl", '{"text": "a"}\n\n{"text": " \\n"}', ["line 3", "empty", "--on-bad-example drop"]),
         ("d.jsonl", '{"text": "a", "label": "meh"}', ["line 1", "unknown label 'meh'", "Negative, Positive"]),
-        ("d.jsonl", '{"txt": "a", "lbl": 0}', ["no column 'text'", "'txt', 'lbl'", "--text-column"]),
+        (
+            "d.jsonl",
+            '{"txt": "a", "lbl": 0}',
+            ["no column 'text'", "'txt', 'lbl'", "--text-column", "text_columns: [NAME]"],
+        ),
         ("d.jsonl", b'{"text": "a"}\n{"text": "\xe9"}', ["not UTF-8", "line 2, byte 11 (0xe9)"]),
         ("d.jsonl", '{"text": "a"}'.encode("utf-16"), ["not UTF-8", "line 1"]),
         ("d.json", '[{"text": "a"},\n', ["broken JSON", "at line"]),

@@ -108,7 +108,7 @@ def test_fields_and_braces() -> None:
         ("prompt: '{text!r}'", "not a valid template"),
         ("prompt: '{text:>9}'", "not a valid template"),
         ("prompt: '{text.x} {text}'", "not a valid template"),
-        ("prompt: 3", "prompt is 3, not text"),
+        ("prompt: 3", "prompt has 3, which is not text; put it in quotes"),
         ("answers: words", "one of tokens, suffixes, vocabulary"),
         ("answers: vocabulary", "leave out labels"),
         ("labels: [Good]", "only one label"),
@@ -119,7 +119,7 @@ def test_fields_and_braces() -> None:
         ("labels: [' Good', Bad]", "the leading space is added for you"),
         ('labels: ["\\ud800", Bad]', "not text"),
         ("label_map: {x: Ugly}", "label_map gives 'Ugly' for 'x'"),
-        ("label_map: {0: Bad}", "0 is not text; put it in quotes"),
+        ("label_map: {0: Bad}", "label_map has 0, which is not text; put it in quotes"),
         ("label_map: [Bad]", "should be a mapping"),
         ("label_numbers: 1", "true or false"),
         ("text_columns: []", "text_columns is empty"),
@@ -262,12 +262,12 @@ def test_free_answers() -> None:
 def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
-    assert [language for language, _ in blocks] == ["yaml", "json", "python", "python"]
+    assert [language for language, _ in blocks] == ["yaml", "json", "sh", "python", "python"]
     (tmp_path / "polite.yaml").write_text(blocks[0][1], encoding="utf-8")
     (tmp_path / "requests.jsonl").write_text(blocks[1][1], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    for _, code in blocks[2:]:
+    for _, code in blocks[3:]:
         exec(code, namespace)
 
 

@@ -13,7 +13,8 @@ from npeff.collect.config import DirectionsConfig
 from npeff.collect.directions import combine_to_predicted, make_directions, most_rows, predicted, reduce_rank
 from npeff.collect.sketch.base import Sketch
 from npeff.models.answers import AnswerModel, AnswerSet
-from npeff.models.load import LoadedModel, Selection, blocks
+from npeff.models.load import LoadedModel
+from npeff.models.select import Selection, blocks
 
 TOP_TOKENS = 8
 DIRECTION_ENTRIES = 2**26
@@ -44,12 +45,11 @@ class Collector:
         sketch: Sketch,
         directions: DirectionsConfig,
         wanted: Wanted = EVERYTHING,
-        padding: str = "right",
         share_prompt: bool = True,
     ) -> None:
         self.model, self.sketch, self.directions, self.wanted = model, sketch, directions, wanted
         self.selection = selection
-        self.answer_model = AnswerModel(model, answers, padding, share_prompt)
+        self.answer_model = AnswerModel(model, answers, share_prompt)
         self._most_rows = most_rows(directions, self.answer_model.count)
 
     def batches(self, prompts: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:

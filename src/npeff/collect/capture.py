@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from npeff.collect.sketch.base import Sketch
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 from npeff.utils.errors import UserError
 
 # called with a module, its output gradients [B, T, d_out] and what was kept of its inputs

@@ -16,7 +16,8 @@ from npeff.collect.identity import PLACES, differences, identity_of
 from npeff.collect.sketch.make import make_sketch
 from npeff.models.answers import AnswerSet, encode_all, resolve_answers
 from npeff.models.config import confirm_trust
-from npeff.models.load import LoadedModel, Selection, load_model, select_parameters
+from npeff.models.load import LoadedModel, load_model
+from npeff.models.select import Selection, select_parameters
 from npeff.store.examples import inputs_hash, inputs_of
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from npeff.models.load import LoadedModel
 from npeff.tasks.task import Task
@@ -33,7 +35,14 @@ class TokenTree:
 
     @staticmethod
     def build(suffixes: Sequence[Sequence[int]]) -> TokenTree:
-        """The tree that holds all `suffixes` (token ids)."""
+        """Make the tree that holds all suffixes.
+
+        Args:
+            suffixes: Token ids of each.
+
+        Returns:
+            The tree.
+        """
         nodes: dict[tuple[int, ...], int] = {(): 0}
         tokens, parents, paths = [], [], []
         for suffix in suffixes:
@@ -69,6 +78,7 @@ class AnswerSet:
     """The answers of a task in the tokens of a model."""
 
     kind: str
+    """tokens, suffixes or vocabulary, as `answers` of a task."""
     names: tuple[str, ...]
     """What the answers are called; empty for the vocabulary."""
     tokens: tuple[tuple[int, ...], ...]
@@ -93,15 +103,26 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 def encode_all(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     """`encode` of many texts at once, which is several times faster."""
-    found = [list(ids) for ids in tokenizer(texts).input_ids]
-    for ids, text in zip(found, texts, strict=True):
+    tokens = [list(ids) for ids in tokenizer(texts).input_ids]
+    for ids, text in zip(tokens, texts, strict=True):
         if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
             ids.pop()
-    return found
+    return tokens
 
 
 def resolve_answers(task: Task, tokenizer: Any) -> AnswerSet:
-    """A task's labels as tokens, as they stand behind the prompt: with a leading space."""
+    """Write a task's labels as tokens, as they stand behind the prompt: with a leading space.
+
+    Args:
+        task: What is asked.
+        tokenizer: The model's.
+
+    Returns:
+        The answers, in the order of the labels.
+
+    Raises:
+        UserError: The tokenizer makes the same of two labels.
+    """
     if task.answers == "vocabulary":
         return AnswerSet(task.answers, (), ())
     end = task.prompt.rsplit("}", 1)[-1] or ":"
@@ -112,44 +133,44 @@ def resolve_answers(task: Task, tokenizer: Any) -> AnswerSet:
         if ids[: len(before)] != before or len(ids) == len(before):
             ids = before + list(tokenizer(f" {label}", add_special_tokens=False).input_ids)
         suffixes.append(tuple(ids[len(before) :]))
-    if task.answers == "tokens":
-        return AnswerSet(task.answers, task.labels, _distinct_first_tokens(task, suffixes))
-    if len(set(suffixes)) < len(suffixes):
-        raise UserError(f"Two labels of task {task.name!r} are the same to the model's tokenizer.")
-    return AnswerSet(task.answers, task.labels, tuple(suffixes))
-
-
-def _distinct_first_tokens(task: Task, suffixes: list[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    groups: dict[int, list[str]] = {}
-    for label, ids in zip(task.labels, suffixes, strict=True):
-        groups.setdefault(ids[0], []).append(label)
-    collisions = [labels for labels in groups.values() if len(labels) > 1]
-    if collisions:
-        named = "; ".join(" = ".join(map(repr, labels)) for labels in collisions[:4])
+    tokens = [ids[:1] if task.answers == "tokens" else ids for ids in suffixes]
+    same = [
+        " = ".join(repr(label) for label, other in zip(task.labels, tokens, strict=True) if other == ids)
+        for ids, count in Counter(tokens).items()
+        if count > 1
+    ]
+    if same and task.answers == "tokens":
         raise UserError(
-            f"Labels of task {task.name!r} begin with the same token: {named}. "
+            f"Labels of task {task.name!r} begin with the same token: {'; '.join(same[:4])}. "
             f"Score whole labels instead: set `answers: suffixes` in the task."
         )
-    return tuple((ids[0],) for ids in suffixes)
+    if same:
+        raise UserError(f"Labels of task {task.name!r} are the same to the tokenizer: {'; '.join(same[:4])}.")
+    return AnswerSet(task.answers, task.labels, tuple(tokens))
 
 
 class AnswerModel:
     """Computes differentiable answer logits of batches of prompts."""
 
-    def __init__(self, model: LoadedModel, answers: AnswerSet, padding: str = "right", share_prompt: bool = True):
-        """`share_prompt=False` runs one sequence per suffix: slow, for checks and for models without tree attention."""
+    def __init__(self, model: LoadedModel, answers: AnswerSet, share_prompt: bool = True):
+        """Prepare a model for a set of answers.
+
+        Args:
+            model: Loaded model.
+            answers: Its answers.
+            share_prompt: Whether suffixes share one run of the prompt. Without, one sequence per suffix is run: slow,
+                for checks and for models without tree attention.
+
+        Raises:
+            UserError: Suffixes cannot share a prompt in this model.
+        """
         self.model = model
         self.answers = answers
-        self.left = padding == "left"
         self.share_prompt = share_prompt
         self.tree = TokenTree.build(answers.tokens) if answers.kind == "suffixes" else None
         accepted = inspect.signature(model.network.forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
-        self._takes_positions = "position_ids" in accepted
-        # padding is masked, so any token will do
-        pad = getattr(model.tokenizer, "pad_token_id", None)
-        self.pad = int(pad) if pad is not None else 0
-        if self.tree is not None and share_prompt and not self._takes_positions:
+        if self.tree is not None and share_prompt and "position_ids" not in accepted:
             raise UserError(
                 "This model takes no position ids, so suffixes cannot share a prompt. Use --no-share-prompt."
             )
@@ -163,15 +184,19 @@ class AnswerModel:
     @property
     def extra_tokens(self) -> int:
         """Tokens that an example needs beside its prompt."""
-        if self.tree is None:
-            return 0
-        return len(self.tree.tokens) if self.share_prompt else 0
+        return len(self.tree.tokens) if self.tree is not None and self.share_prompt else 0
 
     def check_tree(self, prompt: Sequence[int]) -> None:
-        """Compare a few suffixes behind a shared `prompt` with the same ones alone; too large a difference is an error.
+        """Compare a few suffixes behind a shared prompt with the same ones alone.
 
         A model may look at its tokens in a way that a mask and positions do not govern: a sliding window that is
         shorter than the prompt, or a state that runs through all tokens.
+
+        Args:
+            prompt: Token ids, best of the longest prompt.
+
+        Raises:
+            UserError: The log-probabilities differ by more than rounding.
         """
         if self.tree is None or not self.share_prompt:
             return
@@ -198,46 +223,42 @@ class AnswerModel:
         return len(prompts), length + self.extra_tokens
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Answer logits z [B, r], float32, and the places [B] of the prompts' last tokens."""
+        """Run the model on a batch of prompts.
+
+        Args:
+            prompts: Token ids of B prompts.
+
+        Returns:
+            Answer logits z [B, r], float32, and the places [B] of the prompts' last tokens.
+        """
         if self.tree is not None and not self.share_prompt:
             return self._separate_suffixes(prompts)
         ids, mask, places = self._pad(prompts)
         if self.tree is None:
-            logits = self._run(ids, mask, places)
+            logits = self._forward(ids, places[:, None], _unless_all(mask))[:, 0]
             if self.answers.kind == "vocabulary":
                 return logits.float(), places
             return logits[:, [token for (token,) in self.answers.tokens]].float(), places
         return self._suffix_tree(ids, mask, places), places
 
     def _pad(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids and mask [B, T], and where each prompt's last token is."""
-        width = max(map(len, prompts))
-        ids = torch.full((len(prompts), width), self.pad, dtype=torch.int64)
-        mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-        for row, prompt in enumerate(prompts):
-            span = slice(width - len(prompt), width) if self.left else slice(0, len(prompt))
-            ids[row, span] = torch.as_tensor(prompt)
-            mask[row, span] = True
+        """Token ids and mask [B, T], padded on the right, and where each prompt's last token is."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        places = torch.full_like(lengths, width - 1) if self.left else lengths - 1
+        ids = pad_sequence(
+            [torch.as_tensor(prompt) for prompt in prompts], batch_first=True
+        )  # masked: any token will do
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
         device = self.model.device
-        return ids.to(device), mask.to(device), places.to(device)
+        return ids.to(device), mask.to(device), (lengths - 1).to(device)
 
-    def _run(self, ids: torch.Tensor, mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Logits [B, vocabulary] at `places`."""
-        options: dict[str, Any] = {}
-        if not bool(mask.all()):
-            options["attention_mask"] = mask.long()
-            if self.left and self._takes_positions:
-                options["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)
-        return self._forward(ids, places[:, None], **options)[:, 0]
-
-    def _forward(self, ids: torch.Tensor, places: torch.Tensor, **options: Any) -> torch.Tensor:
+    def _forward(
+        self, ids: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None, **options: torch.Tensor
+    ) -> torch.Tensor:
         """Logits [B, n, vocabulary] at `places` [B, n]; the head runs only where some example needs it."""
         if self._keeps_logits:
             needed, places = torch.unique(places, return_inverse=True)
             options["logits_to_keep"] = needed
-        logits: torch.Tensor = self.model.network(input_ids=ids, use_cache=False, **options).logits
+        logits: torch.Tensor = self.model.network(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
         return logits.gather(1, places[:, :, None].expand(-1, -1, logits.shape[2]))
 
     def _suffix_tree(self, ids: torch.Tensor, mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -261,7 +282,7 @@ class AnswerModel:
 
         node_places = torch.arange(width, width + nodes, device=device).expand(batch, -1)
         everywhere = torch.cat([places[:, None], node_places], 1)
-        logits = self._forward(ids, everywhere, attention_mask=bias[:, None], position_ids=positions)
+        logits = self._forward(ids, everywhere, bias[:, None], position_ids=positions)
         return self._sum_paths(logits)
 
     def _sum_paths(self, logits: torch.Tensor) -> torch.Tensor:
@@ -286,10 +307,12 @@ class AnswerModel:
         tokens = torch.tensor([[*suffix, *[0] * (longest - len(suffix))] for _ in prompts for suffix in answers])
         counts = torch.tensor([[step < length for step in range(longest)] for length in lengths])
         places = ends[:, None] - back.to(ends.device)
-        options = {} if bool(mask.all()) else {"attention_mask": mask.long()}
-        if self.left and self._takes_positions:
-            options["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)
-        logits = self._forward(ids, places, **options).float().log_softmax(2)
+        logits = self._forward(ids, places, _unless_all(mask)).float().log_softmax(2)
         chosen = logits.gather(2, tokens.to(logits.device)[:, :, None])[:, :, 0]
         z = (chosen * counts.to(chosen.device)).sum(1).view(len(prompts), len(answers))
         return z, places[:: len(answers), 0]
+
+
+def _unless_all(mask: torch.Tensor) -> torch.Tensor | None:
+    """The attention mask of a batch; None if nothing is padded, where models are faster without."""
+    return None if bool(mask.all()) else mask.long()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
@@ -47,15 +47,25 @@ class ModelOptions(ModelConfig):
 
 @dataclass(frozen=True)
 class ParamsConfig:
-    """List the parameters that are selected, with sizes and shares, and those left out."""
+    """List which parameters of a model `npeff collect` uses and which it leaves out, with their sizes."""
 
-    name: tyro.conf.Positional[str]
+    common: ClassVar[tuple[str, ...]] = ("include", "exclude")
+
+    model: tyro.conf.Positional[str]
     """Model, as --model of `npeff collect`."""
     options: ModelOptions = field(default_factory=ModelOptions)
 
 
 def confirm_trust(config: ModelConfig, source: Path) -> None:
-    """Refuse to run a model's own Python code because a file says so: the user must name the model here and now."""
+    """Refuse to run a model's own Python code because a file says so: the user must name the model here and now.
+
+    Args:
+        config: Which model, as a file gives it.
+        source: That file.
+
+    Raises:
+        UserError: The file asks for the model's own code, and the user has not allowed it for this model.
+    """
     if config.trust_remote_code and os.environ.get(TRUST) != config.model:
         raise UserError(
             f"{source} asks to run Python code that comes with the model {config.model!r}. "

@@ -1,28 +1,37 @@
-"""`npeff params`: what a parameter selection selects."""
+"""`npeff params`: which parameters of a model are selected."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 
 from npeff.models.config import ParamsConfig
-from npeff.models.load import Selection, load_model, select_parameters
+from npeff.models.load import load_model
+from npeff.models.select import Selection, select_parameters
 
 
 def params(config: ParamsConfig) -> Selection:
-    """Print the selection as a table: equal names of all blocks together in a line."""
-    model = load_model(replace(config.options, model=config.name))
-    selection = select_parameters(model.network, config.options.include, config.options.exclude)
-    sizes = {name: parameter.numel() for name, parameter in model.network.named_parameters()}
-    whole = sum(sizes.values())
-    groups: dict[str, list[int]] = {}
-    left_out = set(selection.left_out)
-    for title, names in (("selected", [n for n in sizes if n not in left_out]), ("left out", list(left_out))):
-        groups.clear()
-        for name in sorted(names):
-            groups.setdefault(re.sub(r"\d+", "*", name), []).append(sizes[name])
-        total = sum(sum(group) for group in groups.values())
+    """Print which parameters are selected and which are left out; those of the same name in all layers in one line.
+
+    Args:
+        config: Model and patterns.
+
+    Returns:
+        The selection.
+    """
+    network = load_model(replace(config.options, model=config.model)).network
+    selection = select_parameters(network, config.options.include, config.options.exclude)
+    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    whole, unselected = sum(sizes.values()), set(selection.left_out)
+    for title, left_out in (("Selected", False), ("Left out", True)):
+        groups: dict[str, list[int]] = defaultdict(list)
+        for name, size in sizes.items():
+            if (name in unselected) is left_out:
+                groups[re.sub(r"\d+", "*", name)].append(size)
+        total = sum(map(sum, groups.values()))
         print(f"{title}: {total:,} parameters, {total / whole:.1%} of the model")
         for name, group in sorted(groups.items(), key=lambda item: -sum(item[1])):
-            print(f"  {sum(group):>14,} {sum(group) / whole:>7.1%}  {len(group):>4} x {name}")
+            times = f" ({len(group)} tensors)" if len(group) > 1 else ""
+            print(f"  {sum(group):>14,}  {sum(group) / whole:>6.1%}  {name}{times}")
     return selection

@@ -91,7 +91,7 @@ class Predictor:
         device = self._prepared.model.device
         lengths = torch.tensor([len(ids) for ids in prompts])
         width = int(lengths.max())
-        padded = torch.tensor([[*ids, *[self._model.pad] * (width - len(ids))] for ids in prompts])
+        padded = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in prompts])
         mask = torch.cat([torch.ones(len(prompts), shared), torch.arange(width) < lengths[:, None]], 1).long()
         places, options = lengths - 1, {}
         if self._keeps_logits:

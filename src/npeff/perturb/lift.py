@@ -17,7 +17,7 @@ from npeff.collect.capture import Capture
 from npeff.collect.directions import combine_to_predicted, make_directions, predicted
 from npeff.collect.session import Prepared
 from npeff.collect.sketch.base import with_bias
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 from npeff.perturb.row_weights import RowSums
 from npeff.store.run import Run
 

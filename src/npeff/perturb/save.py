@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from npeff.collect.session import Prepared
-from npeff.models.load import Selection
+from npeff.models.select import Selection
 from npeff.perturb.lift import Parameters, norm
 from npeff.perturb.weights import EditedWeights
 from npeff.perturb.where import low_rank

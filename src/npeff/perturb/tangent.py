@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad as _forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 from npeff.perturb.lift import Parameters
 
 forward_ad: Any = _forward_ad  # torch leaves it untyped

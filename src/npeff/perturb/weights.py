@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch
 
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 
 
 class EditedWeights:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from npeff.models.load import CapturedModule, Selection
+from npeff.models.select import CapturedModule, Selection
 from npeff.perturb.lift import Parameters, norm
 
 RANKS = (1, 4, 16)

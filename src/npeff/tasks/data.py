@@ -1,10 +1,11 @@
-"""Examples of a task: read, checked, labelled, without duplicates, in a reproducible order."""
+"""Examples of a task: read, checked, labelled, without duplicates, in a reproducible order. No model is needed."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ import pyarrow.compute as pc
 
 from npeff.tasks.config import FIELD, DataConfig
 from npeff.tasks.label_parsing import Labels, answer_text, scalar_text
-from npeff.tasks.readers import Source
-from npeff.tasks.sources import open_source
+from npeff.tasks.readers import Row, Source, open_source
 from npeff.tasks.task import Task
 from npeff.utils.errors import UserError
 from npeff.utils.text import is_text
 
 _CHUNK = 65_536
+_SHOWN = 5
+"""Bad examples that are described when such are left out."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +35,50 @@ class Dataset:
     """Few-shot prefix of every prompt."""
     dropped: tuple[str, ...] = ()
     """What was left out, for people to read."""
+    notes: tuple[str, ...] = ()
+    """What is unusual about the data, as labels that are missing: sentences for people to read."""
 
     def prompts(self, task: Task) -> list[str]:
-        """What the model sees, an entry per example."""
-        texts = self.table["text"].to_pylist()
-        columns = {name: self.table[FIELD + name].to_pylist() for name in task.fields}
-        return [
-            self.prefix + task.render(text, {name: values[row] for name, values in columns.items()})
-            for row, text in enumerate(texts)
-        ]
+        """Write out what the model sees.
+
+        Args:
+            task: What is asked.
+
+        Returns:
+            The prompt of each example, with the few-shot prefix.
+        """
+        rows = self.table.select(_identity(task)).to_pylist()
+        return [self.prefix + task.render(row["text"], {f: row[FIELD + f] for f in task.fields}) for row in rows]
 
 
 def load_dataset(task: Task, config: DataConfig) -> Dataset:
-    """The examples that `config` asks for, as `task` understands them.
+    """Read the examples that a config asks for.
 
     Order of steps: read, drop duplicates, draw the few-shot examples, shuffle, limit. So the few-shot prefix depends
     neither on the shuffle nor on the limit, and a larger limit only adds examples.
+
+    Args:
+        task: What is asked; it says where text and label are.
+        config: Which examples.
+
+    Returns:
+        The examples, as `task` understands them.
     """
-    table, notes = _read(task, config, _open(task, config))
+    reader = _Reader(task, config, _open(task, config))
+    table = reader.table()
+    dropped = reader.dropped()
     if config.unique:
         kept = _first_of_each(table.select(_identity(task)))
         if len(kept) < len(table):
-            notes.append(f"{len(table) - len(kept)} duplicates of earlier examples")
+            dropped.append(f"{len(table) - len(kept)} duplicates of earlier examples")
         table = table.take(kept)
-    prefix, table = _few_shot(task, config, table, notes)
+    notes = reader.notes(table)
+    prefix, table = _few_shot(task, config, table, dropped)
     if config.shuffle_seed is not None:
         table = table.take(_shuffled(len(table), config.shuffle_seed))
     if config.limit is not None:
         table = table.slice(0, min(config.limit, len(table)))
-    return Dataset(table.combine_chunks(), prefix, tuple(notes))
+    return Dataset(table.combine_chunks(), prefix, tuple(dropped), tuple(notes))
 
 
 def _open(task: Task, config: DataConfig) -> Source:
@@ -73,109 +90,114 @@ def _open(task: Task, config: DataConfig) -> Source:
     return open_source(config.data, config.data_config, config.split)
 
 
-def _read(task: Task, config: DataConfig, source: Source) -> tuple[pa.Table, list[str]]:
-    """All usable rows as a table, and notes on those that were dropped."""
-    examples = _Examples(task, config, source)
-    wanted = {*examples.text_columns, *examples.label_columns, *task.fields}
-    used, bad = _Builder(task.fields), 0
-    shown: list[str] = []
-    for number, row in source.rows(wanted):
-        try:
-            used.add(number, *examples.read(row))
-        except ValueError as error:
-            message = f"{source.unit} {number}: {error}"
-            if config.on_bad_example == "error":
-                raise UserError(
-                    f"{source.name}, {message}. (--on-bad-example drop leaves such examples out.)"
-                ) from error
-            bad += 1
-            if bad <= 5:
-                shown.append(message)
-    table = used.table()
-    if not len(table):
-        raise UserError(f"{source.name} has no usable example. {'; '.join(shown)}.")
-    examples.check_label_column()
-    more = "; ..." if bad > len(shown) else ""
-    return table, [f"{bad} bad examples ({'; '.join(shown)}{more})"] if bad else []
-
-
-class _Examples:
+class _Reader:
     """Finds text, label and fields in the rows of one source."""
 
     def __init__(self, task: Task, config: DataConfig, source: Source) -> None:
-        self._config, self._source = config, source
+        self._task, self._config, self._source = task, config, source
         self._labels = Labels(task)
-        self.text_columns: Sequence[str] = (config.text_column,) if config.text_column else task.text_columns
-        self.label_columns: Sequence[str] = (config.label_column,) if config.label_column else task.label_columns
-        for names in (self.text_columns, *((name,) for name in task.fields)):
-            if not set(names) & set(source.columns):
-                expected = " or ".join(map(repr, names))
-                hint = " Name the right one with --text-column." if names is self.text_columns else ""
-                raise UserError(f"{source.name} has no column {expected}. {source.describe_columns()}{hint}")
-        self._text_column = next(name for name in self.text_columns if name in source.columns)
-        self._label_column: str | None = None
-        self._fields = task.fields
-        self._vocabulary = task.answers == "vocabulary"
+        self._gold = "answer" if task.answers == "vocabulary" else "label"
+        text_columns = (config.text_column,) if config.text_column else task.text_columns
+        hint = " Name the right one with --text-column, or with text_columns: [NAME] in the task file."
+        self._text_column = self._required(text_columns, hint)
+        for name in task.fields:
+            self._required((name,), f" The prompt names it as {{{name}}}.")
+        self._label_columns = (config.label_column,) if config.label_column else task.label_columns
+        self._label_column = next((name for name in self._label_columns if name in source.columns), None)
+        others = () if self._label_column or not task.labels else source.plain_columns
+        self._undeclared: dict[str, set[int | None]] = {
+            name: set() for name in others if name not in (self._text_column, *task.fields)
+        }
+        self._bad = 0
+        self._shown: list[str] = []
 
-    def read(self, row: Mapping[str, Any]) -> tuple[str, int | None, str | None, list[str]]:
-        """Text, label index, free answer and fields of one row; ValueError says what is wrong with it."""
+    def table(self) -> pa.Table:
+        """All usable rows. They become Arrow in chunks: a million never exist as Python objects at once."""
+        strings = ("answer", *(FIELD + name for name in self._task.fields))
+        schema = pa.schema(
+            [("source_row", pa.int64()), ("text", pa.string()), ("label", pa.int32())]
+            + [(name, pa.string()) for name in strings]
+        )
+        examples = self._examples()
+        chunks = iter(lambda: list(islice(examples, _CHUNK)), [])
+        table = pa.Table.from_batches([pa.RecordBatch.from_pylist(chunk, schema) for chunk in chunks], schema)
+        if not len(table):
+            raise UserError(f"{self._source.name} has no usable example. {'; '.join(self._shown)}.")
+        if self._config.label_column and self._label_column is None:
+            self._required(self._label_columns, "")
+        return table
+
+    def dropped(self) -> list[str]:
+        """What was left out."""
+        more = "; ..." if self._bad > _SHOWN else ""
+        return [f"{self._bad} bad examples ({'; '.join(self._shown)}{more})"] if self._bad else []
+
+    def notes(self, table: pa.Table) -> list[str]:
+        """What people should know who expect that their data have labels."""
+        if table[self._gold].null_count < len(table):
+            return []
+        if self._label_column is not None:
+            why = f"Every value of its column {self._label_column!r} is empty or -1."
+        else:
+            likely = [name for name, labels in self._undeclared.items() if len(labels - {None}) > 1]
+            why = f"It has no column {' or '.join(map(repr, self._label_columns)) or 'for them'}" + (
+                f", but the values of {likely[0]!r} are labels of this task." if likely else "."
+            )
+            name = likely[0] if likely else "NAME"
+            why += f" Use --label-column {name}, or label_columns: [{name}] in the task file."
+        return [f"{self._source.name} has no labels that this task knows of, so there is no accuracy. {why}"]
+
+    def _required(self, names: Sequence[str], hint: str) -> str:
+        """The first of `names` that is a column."""
+        name = next((name for name in names if name in self._source.columns), None)
+        if name is None:
+            expected = " or ".join(map(repr, names))
+            raise UserError(f"{self._source.name} has no column {expected}. {self._source.describe_columns()}{hint}")
+        return name
+
+    def _examples(self) -> Iterator[Row]:
+        wanted = {self._text_column, *self._label_columns, *self._task.fields, *self._undeclared}
+        for number, row in self._source.rows(wanted):
+            try:
+                yield {"source_row": number, **self._example(row)}
+            except ValueError as error:
+                message = f"{self._source.unit} {number}: {error}"
+                if self._config.on_bad_example == "error":
+                    raise UserError(
+                        f"{self._source.name}, {message}. (--on-bad-example drop leaves such examples out.)"
+                    ) from error
+                self._bad += 1
+                self._shown += [message] * (self._bad <= _SHOWN)
+
+    def _example(self, row: Row) -> dict[str, str | int | None]:
+        """Text, label or answer, and fields of one row; ValueError says what is wrong with it."""
         text = row.get(self._text_column)
         if not isinstance(text, str):
-            found = "missing" if text is None else f"{type(text).__name__}, not text"
-            raise ValueError(f"the value of {self._text_column!r} is {found}")
+            kind = "missing" if text is None else f"{type(text).__name__}, not text"
+            raise ValueError(f"the value of {self._text_column!r} is {kind}")
         if not text.strip():
             raise ValueError(f"the text in {self._text_column!r} is empty")
         if self._label_column is None:
             # JSON records may leave the label out, so the first record that has one decides which column it is
-            self._label_column = next((name for name in self.label_columns if name in row), None)
+            self._label_column = next((name for name in self._label_columns if name in row), None)
+            self._look_for_labels(row)
         value = None if self._label_column is None else row.get(self._label_column)
-        label = None if self._vocabulary else self._labels.read(value)
-        answer = answer_text(value) if self._vocabulary else None
-        fields = []
-        for name in self._fields:
-            field = scalar_text(row.get(name))
+        gold = answer_text(value) if self._gold == "answer" else self._labels.read(value)
+        fields = {FIELD + name: scalar_text(row.get(name)) for name in self._task.fields}
+        for name, field in fields.items():
             if field is None:
-                raise ValueError(f"the value of {name!r} is missing")
-            fields.append(field)
-        for part in (text, answer or "", *fields):
-            if not is_text(part):
-                raise ValueError("there is half of a surrogate pair in it, which no UTF-8 file can hold")
-        return text, label, answer, fields
+                raise ValueError(f"the value of {name.removeprefix(FIELD)!r} is missing")
+        if not all(is_text(part) for part in (text, *fields.values(), gold) if isinstance(part, str)):
+            raise ValueError("there is half of a surrogate pair in it, which no UTF-8 file can hold")
+        return {"text": text, self._gold: gold, **fields}
 
-    def check_label_column(self) -> None:
-        """A label column that was asked for by name must exist; one of the task's may be absent."""
-        if self._config.label_column and self._label_column is None:
-            raise UserError(
-                f"{self._source.name} has no column {self._config.label_column!r}. {self._source.describe_columns()}"
-            )
-
-
-class _Builder:
-    """Collects examples in Arrow chunks, so that a million of them never exist as Python objects at once."""
-
-    def __init__(self, fields: Sequence[str]) -> None:
-        self._schema = pa.schema(
-            [("source_row", pa.int64()), ("text", pa.string()), ("label", pa.int32()), ("answer", pa.string())]
-            + [(FIELD + name, pa.string()) for name in fields]
-        )
-        self._columns: list[list[Any]] = [[] for _ in self._schema]
-        self._batches: list[pa.RecordBatch] = []
-
-    def add(self, number: int, text: str, label: int | None, answer: str | None, fields: list[str]) -> None:
-        for column, value in zip(self._columns, (number, text, label, answer, *fields), strict=True):
-            column.append(value)
-        if len(self._columns[0]) == _CHUNK:
-            self._flush()
-
-    def _flush(self) -> None:
-        arrays = [pa.array(column, field.type) for column, field in zip(self._columns, self._schema, strict=True)]
-        self._batches.append(pa.record_batch(arrays, schema=self._schema))
-        for column in self._columns:
-            column.clear()
-
-    def table(self) -> pa.Table:
-        self._flush()
-        return pa.Table.from_batches(self._batches, self._schema)
+    def _look_for_labels(self, row: Row) -> None:
+        """Note which labels the columns hold that are not declared; one with anything else is no label column."""
+        for name in list(self._undeclared):
+            try:
+                self._undeclared[name].add(self._labels.read(row.get(name)))
+            except ValueError:
+                del self._undeclared[name]
 
 
 def _identity(task: Task) -> list[str]:
@@ -185,13 +207,8 @@ def _identity(task: Task) -> list[str]:
 
 def _first_of_each(table: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Positions of the first occurrence of every distinct row, in order."""
-    codes = np.zeros(len(table), np.int64)
-    for column in table.columns:
-        chunks = pc.dictionary_encode(column).chunks
-        values = np.concatenate([chunk.indices.to_numpy(zero_copy_only=False) for chunk in chunks])
-        # both factors are below the row count, so their product stays far from overflowing
-        codes = np.unique(codes * (values.max() + 1) + values, return_inverse=True)[1]
-    return np.sort(np.unique(codes, return_index=True)[1])
+    numbered = table.append_column("row", pa.array(np.arange(len(table))))
+    return np.sort(numbered.group_by(table.column_names).aggregate([("row", "min")])["row_min"].to_numpy())
 
 
 def _shuffled(count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -199,9 +216,9 @@ def _shuffled(count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
 
 
-def _few_shot(task: Task, config: DataConfig, table: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
+def _few_shot(task: Task, config: DataConfig, table: pa.Table, dropped: list[str]) -> tuple[str, pa.Table]:
     """The few-shot prefix and the examples without those in it."""
-    worked = list(_draw(task, config, table)) if config.few_shot else [dict(example) for example in task.few_shot]
+    worked = list(_draw(task, config, table)) if config.few_shot else task.few_shot
     if not worked:
         return "", table
     prefix = "".join(task.render_worked(example["text"], example["label"], example) for example in worked)
@@ -210,7 +227,7 @@ def _few_shot(task: Task, config: DataConfig, table: pa.Table, notes: list[str])
         same = [pc.not_equal(rest[name], example[name.removeprefix(FIELD)]) for name in _identity(task)]
         rest = rest.filter(functools.reduce(pc.or_, same))
     if len(rest) < len(table):
-        notes.append(f"{len(table) - len(rest)} examples that are in the few-shot prefix")
+        dropped.append(f"{len(table) - len(rest)} examples that are in the few-shot prefix")
     if not len(rest):
         raise UserError("Every example is in the few-shot prefix, none is left; choose a smaller --few-shot.")
     return prefix, rest

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from npeff.tasks.task import Task
+from npeff.utils.text import cut
 
 _NUMBER = re.compile(r"(-?[0-9]{1,18})(?:\.0+)?")
 
@@ -26,28 +27,30 @@ class Labels:
         self._loose: dict[str, set[int]] = {}
         for text, index in self._exact.items():
             self._loose.setdefault(_loose(text), set()).add(index)
-        self._seen: dict[str, int | None] = {}
 
     def read(self, value: Any) -> int | None:
-        """Index of the answer that `value` names, None where it stands for no label; ValueError says what is wrong."""
-        if not isinstance(value, str):  # True and 1 are one key of a dict, but not one label
-            return self._read(value)
-        if value not in self._seen:
-            self._seen[value] = self._read(value)
-        return self._seen[value]
+        """Find the answer that a label in the data names.
 
-    def _read(self, value: Any) -> int | None:
+        Args:
+            value: The label, as JSON holds it.
+
+        Returns:
+            Index into the task's labels; None for null, an empty text and -1, which stand for no label.
+
+        Raises:
+            ValueError: It names no answer, or may mean several; the message says so.
+        """
         text = scalar_text(value)
         if text is None or not text.strip():
             return None
         if text in self._exact:
             return self._exact[text]
-        found = self._loose.get(_loose(text), set())
-        if len(found) > 1:
-            both = " and ".join(repr(self._task.labels[index]) for index in sorted(found))
-            raise ValueError(f"the label {_short(text)} may mean {both}; write it exactly, or use label_map")
-        if found:
-            return next(iter(found))
+        meanings = self._loose.get(_loose(text), set())
+        if len(meanings) > 1:
+            both = " and ".join(repr(self._task.labels[index]) for index in sorted(meanings))
+            raise ValueError(f"the label {cut(text, 60)!r} may mean {both}; write it exactly, or use label_map")
+        if meanings:
+            return next(iter(meanings))
         number = _NUMBER.fullmatch(text.strip())
         if number:
             index = int(number[1])
@@ -55,17 +58,26 @@ class Labels:
                 return None
             if self._numbers and 0 <= index < len(self._task.labels):
                 return index
-        raise ValueError(self._unknown(text, bool(number)))
-
-    def _unknown(self, text: str, is_number: bool) -> str:
         labels = self._task.labels
         known = ", ".join(labels[:10]) + (f", ... ({len(labels)} in all)" if len(labels) > 10 else "")
-        why = " (this task's labels are not numbered)" if is_number and not self._numbers else ""
-        return f"unknown label {_short(text)}{why}; known are {known}. Map others with label_map in a task file"
+        why = " (this task's labels are not numbered)" if number and not self._numbers else ""
+        raise ValueError(
+            f"unknown label {cut(text, 60)!r}{why}; known are {known}. Map others with label_map in a task file"
+        )
 
 
 def scalar_text(value: Any) -> str | None:
-    """A JSON scalar as text; None for null and not-a-number; ValueError for a list or an object."""
+    """Write a JSON scalar as text.
+
+    Args:
+        value: Any JSON value.
+
+    Returns:
+        The text; None for null and not-a-number.
+
+    Raises:
+        ValueError: It is a list or an object.
+    """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -81,7 +93,14 @@ def scalar_text(value: Any) -> str | None:
 
 
 def answer_text(value: Any) -> str | None:
-    """The right answer of an open question: a text, the first of a list, or TriviaQA's object with a `value`."""
+    """Find the right answer of an open question.
+
+    Args:
+        value: A text, a list that begins with it, or an object with a `value`, as TriviaQA has it.
+
+    Returns:
+        The answer; None where there is none.
+    """
     if isinstance(value, dict) and "value" in value:
         value = value["value"]
     if isinstance(value, list):
@@ -92,7 +111,3 @@ def answer_text(value: Any) -> str | None:
 
 def _loose(text: str) -> str:
     return " ".join(text.replace("_", " ").split()).casefold()
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:60] + "...")

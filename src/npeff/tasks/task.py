@@ -1,13 +1,12 @@
 """A task: which prompt a model sees, which answers it chooses between, and where the examples come from.
 
-The built-in tasks are YAML files in `builtin_tasks`, written the way a user writes one; see docs/tasks.md.
+The built-in tasks are YAML files in `builtin`, written the way a user writes one; see docs/tasks.md.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import difflib
+import os
 import string
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -20,6 +19,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from npeff.tasks.config import BUILTIN
+from npeff.utils.configs import did_you_mean
 from npeff.utils.errors import UserError
 from npeff.utils.text import is_text
 
@@ -27,6 +27,13 @@ LARGEST = 1_000_000
 """Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""
 
 Answers = Literal["tokens", "suffixes", "vocabulary"]
+_LISTS = {
+    "labels": "texts",
+    "text_columns": "texts",
+    "label_columns": "texts",
+    "few_shot": "mappings with text and label",
+}
+"""Keys of a task that are lists → of what."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,9 @@ class Task:
     """Fixed worked examples before every prompt: `text`, `label`, and the other columns of the prompt."""
 
     def __post_init__(self) -> None:
-        for name in ("labels", "text_columns", "label_columns", "few_shot"):
-            value = getattr(self, name)
-            if isinstance(value, list):  # YAML has no tuples, and in Python a list is as clear
-                object.__setattr__(self, name, tuple(value))
+        for name in _LISTS:
+            if isinstance(getattr(self, name), list):  # YAML has no tuples, and in Python a list is as clear
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         try:
             _check(self)
         except ValueError as error:
@@ -87,7 +93,18 @@ class Task:
 
 
 def load_task(name_or_path: str) -> Task:
-    """A built-in task by name, or a task of yours by the path of its YAML file."""
+    """Read a task.
+
+    Args:
+        name_or_path: Name of a built-in task, or path of a YAML file. Data that lie beside that file are found,
+            whatever directory the command runs in.
+
+    Returns:
+        The task.
+
+    Raises:
+        UserError: There is no such task, or something is wrong with its file.
+    """
     if name_or_path in BUILTIN:
         source = resources.files("npeff") / "tasks" / "builtin" / f"{name_or_path}.yaml"
         return task_from_yaml(source.read_text(encoding="utf-8"), name_or_path, name_or_path)
@@ -99,41 +116,44 @@ def load_task(name_or_path: str) -> Task:
     except (OSError, ValueError) as error:
         if path.suffix.lower() in (".yaml", ".yml") and not isinstance(error, FileNotFoundError):
             raise UserError(f"Cannot read the task file {name_or_path!r}: {error}.") from error
-        close = difflib.get_close_matches(name_or_path.lower(), BUILTIN, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
         raise UserError(
             f"Unknown task {name_or_path!r}: neither a built-in task ({', '.join(BUILTIN)}) "
-            f"nor a YAML file that exists.{hint}"
+            f"nor a YAML file that exists.{did_you_mean(name_or_path.lower(), BUILTIN)}"
         ) from error
     try:
         task = task_from_yaml(content.decode("utf-8-sig"), path.stem, name_or_path)
     except UnicodeDecodeError as error:
         raise UserError(f"{name_or_path}: byte {error.start} is not UTF-8. Save the task file as UTF-8.") from error
-    # a task file may travel with its data, whatever directory the command runs in
-    if task.data is not None and not Path(task.data).is_absolute() and "\0" not in task.data:
-        beside = path.parent / task.data
-        with contextlib.suppress(OSError):  # too long to be a name
-            if beside.is_file():
-                return dataclasses.replace(task, data=str(beside))
-    return task
+    beside = path.parent / (task.data or "")
+    # unlike Path.is_file, false for a name too long or with a NUL in it
+    return dataclasses.replace(task, data=str(beside)) if os.path.isfile(beside) else task  # noqa: PTH113
 
 
 def task_from_yaml(text: str, name: str, source: str) -> Task:
-    """A task from the text of a YAML file; `name` serves if it gives none, `source` names the file in messages."""
+    """Make a task from the text of a YAML file.
+
+    Args:
+        text: Content of the file.
+        name: Name of the task, if the file gives none.
+        source: What messages call the file.
+
+    Returns:
+        The task.
+
+    Raises:
+        UserError: The text is no YAML or no task; the message says what to write instead.
+    """
     try:
         values = yaml.load(text, _StrictLoader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from error
     except Exception as error:
         # PyYAML lets built-in exceptions of every kind through when a scalar is malformed (an impossible date, say)
-        raise UserError(f"{source} is not valid YAML: {type(error).__name__}: {error}.") from error
+        raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(values, dict):
         raise UserError(f"{source}: a task file is a mapping with prompt, answers and labels, see docs/tasks.md.")
     known = [field.name for field in dataclasses.fields(Task)]
-    unknown = [key for key in values if key not in known]
+    unknown = ", ".join(repr(key) for key in values if key not in known)
     if unknown:
-        names = ", ".join(map(repr, unknown))
-        raise UserError(f"{source}: unknown key {names}; a task knows {', '.join(known)}.")
+        raise UserError(f"{source}: unknown key {unknown}; a task knows {', '.join(known)}.")
     missing = [key for key in ("prompt", "answers") if values.get(key) is None]
     if missing:
         raise UserError(f"{source}: {' and '.join(missing)} missing; see docs/tasks.md.")
@@ -221,25 +241,20 @@ def _check(task: Task) -> None:
 
 def _check_types(task: Task) -> None:
     """Every field has the type it declares; YAML reads unquoted yes, no and 1 as something else than text."""
-    quote = "; put it in quotes."
-    for name in ("name", "prompt", "answers", "data", "config", "split"):
-        value = getattr(task, name)
-        if not is_text(value) and not (value is None and name in ("data", "config", "split")):
-            raise ValueError(f"{name} is {value!r}, not text{quote}")
-    for name in ("labels", "text_columns", "label_columns"):
-        value = getattr(task, name)
-        if not isinstance(value, tuple):
-            raise ValueError(f"{name} is {value!r}; it should be a list of texts.")
-        for item in value:
-            if not is_text(item):
-                raise ValueError(f"{name} has {item!r}, which is not text{quote}")
-    if not isinstance(task.label_numbers, bool):
-        raise ValueError(f"label_numbers is {task.label_numbers!r}; it should be true or false.")
-    if not isinstance(task.few_shot, tuple) or not all(isinstance(example, dict) for example in task.few_shot):
-        raise ValueError("few_shot should be a list of mappings with text and label.")
+    for name, items in _LISTS.items():
+        if not isinstance(getattr(task, name), tuple):
+            raise ValueError(f"{name} is {getattr(task, name)!r}; it should be a list of {items}.")
+    if not all(isinstance(example, dict) for example in task.few_shot):
+        raise ValueError(f"few_shot should be a list of {_LISTS['few_shot']}.")
     if not isinstance(task.label_map, dict):
         raise ValueError("label_map should be a mapping from labels in the data to answer texts.")
-    for mapping in (task.label_map, *task.few_shot):
-        for item in (*mapping.keys(), *mapping.values()):
-            if not is_text(item):
-                raise ValueError(f"{item!r} is not text{quote}")
+    if not isinstance(task.label_numbers, bool):
+        raise ValueError(f"label_numbers is {task.label_numbers!r}; it should be true or false.")
+    texts = [(name, getattr(task, name)) for name in ("name", "prompt", "answers")]
+    texts += [(name, value) for name in ("data", "config", "split") if (value := getattr(task, name)) is not None]
+    texts += [(name, item) for name in ("labels", "text_columns", "label_columns") for item in getattr(task, name)]
+    texts += [("label_map", item) for pair in task.label_map.items() for item in pair]
+    texts += [("few_shot", item) for example in task.few_shot for pair in example.items() for item in pair]
+    for name, value in texts:
+        if not is_text(value):
+            raise ValueError(f"{name} has {value!r}, which is not text; put it in quotes.")

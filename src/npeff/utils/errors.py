@@ -31,3 +31,8 @@ def out_of_memory(error: BaseException | None) -> bool:
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
         or (isinstance(error, Exception) and any(sign in str(error) for sign in _NO_MEMORY))
     )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line without a full stop: other packages write paragraphs."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

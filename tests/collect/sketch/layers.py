@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from npeff.collect.config import SketchConfig
 from npeff.collect.sketch import sparse
 from npeff.collect.sketch.base import Sketch
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 
 KINDS = ("kron", "sparse", "dense")
 CONFIGS = [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from npeff.collect.config import SketchConfig
 from npeff.collect.sketch.base import random_signs
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 from npeff.utils.random import random_bits
 from tests.collect.sketch.layers import CONFIGS, KINDS, every_config, every_kind, flat_rmatvec, linear, random_gradient
 

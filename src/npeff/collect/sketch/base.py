@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from npeff.collect.config import SketchConfig
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 from npeff.utils.random import random_bits
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from npeff.collect.sketch.base import Sketch, gradients, random_signs
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 
 ROW_BLOCK_ENTRIES = 2**24
 

@@ -15,7 +15,7 @@ import torch
 
 from npeff.collect.config import SketchConfig
 from npeff.collect.sketch.base import Sketch, random_signs
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 from npeff.utils.random import random_bits
 
 

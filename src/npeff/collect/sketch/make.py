@@ -11,7 +11,7 @@ from npeff.collect.sketch.base import Sketch
 from npeff.collect.sketch.dense import DenseSketch
 from npeff.collect.sketch.kron import KronSketch
 from npeff.collect.sketch.sparse import SparseSketch
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 
 
 def make_sketch(config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu") -> Sketch:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from npeff.collect.config import SketchConfig
 from npeff.collect.sketch.base import Sketch, gradients
-from npeff.models.load import CapturedModule
+from npeff.models.select import CapturedModule
 from npeff.utils.random import random_bits
 
 USES = 32
