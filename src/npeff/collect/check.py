@@ -63,7 +63,9 @@ def check(config: CheckConfig) -> CheckReport:
         directions=config.directions,
         sketch=config.sketch,
     )
-    prepared, _, prompts = prepare_with_prompts(collect_config)
+    prepared, dataset, prompts = prepare_with_prompts(collect_config)
+    for note in dataset.notes:
+        print(note)
     report = compare_with_autograd(prepared, prompts)
     print(
         f"{prepared.selection.size:,} parameters, {len(prepared.selection.modules)} modules, {len(prompts)} examples\n"

@@ -66,7 +66,7 @@ def collect(config: CollectConfig) -> Run:
     run = Run.open(path)
     if distributed.rank() == 0:
         left_out = (f"left out: {'; '.join(dataset.dropped)}",) if dataset.dropped else ()
-        print(summary(run, left_out))
+        print(summary(run, (*left_out, *dataset.notes)))
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,7 +143,7 @@ def fitting_prompts(prepared: Prepared, dataset: Dataset) -> tuple[Dataset, list
     note = (
         f"{len(misfits)} examples with more than {_room(prepared)} tokens (row {rows}{', ...' if misfits[5:] else ''})"
     )
-    fitting = Dataset(dataset.table.take(kept), dataset.prefix, (*dataset.dropped, note))
+    fitting = dataclasses.replace(dataset, table=dataset.table.take(kept), dropped=(*dataset.dropped, note))
     return fitting, [prompts[row] for row in kept]
 
 
