@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import typing
 from collections.abc import Iterator
@@ -95,3 +96,82 @@ def _cell(text: str) -> str:
     for character in "\\|*<":
         text = text.replace(character, "\\" + character)
     return text
+
+
+# --- records of files -------------------------------------------------------------------------------------------------
+
+RECORDS = {
+    "decompositions/NAME/config.json": "npeff.decompose.records:SavedDecomposition",
+    "decompositions/NAME/analysis/analysis.json": "npeff.analyse.records:Analysis",
+    "KIT/groups.json": "npeff.study.kit:Kit",
+    "KIT/key/key.json": "npeff.study.kit:Key",
+    "KIT/judges/*/NNN.json": "npeff.study.judge:JudgeReply",
+    "answers-*.json": "npeff.study.answers:AnswersFile",
+    "KIT/results/scores.json": "npeff.study.count:Scores",
+}
+"""Files of a run or of a study, and the dataclass that reads and writes each."""
+
+
+def records() -> str:
+    """The entries of every file in `RECORDS`, and of the dataclasses within them, as Markdown."""
+    parts, described = [], set()
+    for file, place in RECORDS.items():
+        module, _, name = place.partition(":")
+        waiting = [getattr(importlib.import_module(module), name)]
+        title = f"### {file}"
+        while waiting:
+            kind = waiting.pop(0)
+            if kind in described:
+                continue
+            described.add(kind)
+            parts.append(_record(title, kind))
+            hints = typing.get_type_hints(kind)
+            waiting += [part for hint in hints.values() for part in _dataclasses_in(hint)]
+            title = ""
+    return "\n".join(parts)
+
+
+def _record(title: str, kind: Any) -> str:
+    """A table of a dataclass; the first of a file has the file's name as its heading."""
+    about = (inspect.getdoc(kind) or "").splitlines()[0]
+    lines = [title, ""] if title else []
+    lines += [f"**{kind.__name__}**: {about}", "", "| entry | type | |", "|---|---|---|"]
+    hints, docs = typing.get_type_hints(kind), field_docs(kind)
+    for field in dataclasses.fields(kind):
+        shown = _type_name(hints[field.name])
+        lines.append(f"| `{field.name}` | {_cell(shown)} | {_cell(docs.get(field.name, ''))} |")
+    return "\n".join([*lines, ""])
+
+
+def _dataclasses_in(hint: Any) -> Iterator[Any]:
+    """The dataclasses that a type is made of."""
+    if dataclasses.is_dataclass(hint):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from _dataclasses_in(part)
+
+
+def _type_name(hint: Any) -> str:
+    """A type in words that readers of JSON know."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(f"`{value}`" for value in arguments)
+    if origin in (list, tuple):
+        return f"list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return f"{_type_name(arguments[0])} → {_type_name(arguments[1])}"
+    if arguments:
+        names = [_type_name(part) for part in arguments if part is not type(None)]
+        return " or ".join(names) + (", or null" if type(None) in arguments else "")
+    if hint is Any:
+        return "JSON"
+    return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(
+        hint, getattr(hint, "__name__", "?")
+    )
+
+
+if __name__ == "__main__":  # writes the records into docs/formats.md
+    page = Path(__file__).parent / "formats.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition("<!-- records -->\n")
+    after = rest.partition("<!-- /records -->")[2]
+    page.write_text(f"{before}<!-- records -->\n{records()}<!-- /records -->{after}", encoding="utf-8")

@@ -39,6 +39,17 @@ def test_the_table_of_costs_is_what_its_script_prints() -> None:
     assert costs.MODELS[0].selected == 106_168_320  # what `npeff params smollm2-135m` says
 
 
+def test_the_records_of_formats_are_those_of_the_code() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    printed = page.split("<!-- records -->\n")[1].split("<!-- /records -->")[0]
+    assert printed == reference.records(), "run `python docs/reference.py`"
+
+
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
