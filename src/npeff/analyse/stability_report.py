@@ -10,8 +10,7 @@ from typing import Any
 
 from npeff.collect.identity import brief
 from npeff.utils.files import remove_partials, write_csv, write_json, write_text
-from npeff.utils.report import BLUE, RED, draw_figure, new_figure, plain_axes, remove_figure, write_figure
-from npeff.utils.report import as_literal
+from npeff.utils.report import BLUE, RED, as_literal, draw_figure, new_figure, plain_axes, remove_figure, write_figure
 from npeff.utils.tables import write_tables
 from npeff.utils.text import shorten
 
