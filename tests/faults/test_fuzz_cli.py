@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import typing
 from pathlib import Path
 from random import Random
@@ -18,7 +17,7 @@ from tests.synthetic import add_decomposition, make_run
 
 # demo, reproduce and judge would load a real model or ask a server, explore would serve; they are tried where they
 # fail before that
-LEFT_OUT = ("demo", "explore", "evalkit")
+LEFT_OUT = ("demo", "explore", "study")
 VALUES = (
     *("", " ", "-1", "0", "1", "2", "3", "nan", "inf", "-inf", "1e999", "1e-999", "9" * 30, "9" * 5000, "0x10", "1_0"),
     *("\uff11\uff12", "½", "abc", "a" * 5000, "..", "../..", ".", "x/y", "--", "-", "é😀", "\n", "true", "None", "[]"),
@@ -83,9 +82,9 @@ def test_odd_command_lines(
     deep.mkdir(parents=True)
     monkeypatch.chdir(deep)
     known = {}
-    for name, (module, kind, *_) in COMMANDS.items():
+    for name, command in COMMANDS.items():
         if name not in LEFT_OUT:
-            known[name] = options(getattr(importlib.import_module(module), kind))
+            known[name] = options(command.load_config())
     codes = {0: 0, 2: 0}
     for _ in range(cases(150, 2000)):
         code, _said = run_command(command_line(random, known, run.path, model_directory, review_file))
