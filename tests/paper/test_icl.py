@@ -18,9 +18,9 @@ from npeff.decompose.run import decompose
 from npeff.models.config import ModelConfig
 from npeff.paper.config import IclConfig
 from npeff.paper.icl import icl
-from npeff.paper.icl_classifier import classify, label_weights
 from npeff.paper.icl_context import draw, render
 from npeff.paper.icl_predict import Predictor
+from npeff.paper.icl_votes import classify, label_weights
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.utils.errors import UserError

@@ -17,9 +17,9 @@ from npeff.collect.session import load_prompts, prepare
 from npeff.decompose.config import METHOD_TITLES, DecomposeConfig
 from npeff.decompose.run import fit
 from npeff.decompose.sae import steps_per_entry
-from npeff.paper.found import Findings, Value
 from npeff.paper.recipe import Step
 from npeff.paper.runs import Bench, Workshop
+from npeff.paper.values import Findings, Value
 from npeff.store.layout import DECOMPOSITIONS
 from npeff.store.run import Run
 from npeff.utils.configs import replace, to_dict

@@ -13,9 +13,9 @@ from npeff.decompose.config import METHOD_TITLES
 from npeff.decompose.run import open_decomposition
 from npeff.paper import icl_report as report
 from npeff.paper.config import IclConfig
-from npeff.paper.icl_classifier import classify
 from npeff.paper.icl_context import draw, predict_all, render, search
 from npeff.paper.icl_predict import Predictor
+from npeff.paper.icl_votes import classify
 from npeff.store.layout import ICL, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict

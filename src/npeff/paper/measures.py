@@ -10,10 +10,10 @@ from npeff.collect.session import collect_texts
 from npeff.decompose.config import METHOD_TITLES
 from npeff.paper import costs, similarity
 from npeff.paper.config import IclConfig
-from npeff.paper.found import Findings, Listing, Missing, Value
 from npeff.paper.icl import icl
 from npeff.paper.recipe import Step
 from npeff.paper.runs import TOP, Bench, Workshop
+from npeff.paper.values import Findings, Listing, Missing, Value
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.run import perturb
 from npeff.utils.errors import UserError

@@ -7,10 +7,10 @@ from typing import Any
 
 from npeff.paper import report
 from npeff.paper.config import ReproduceConfig
-from npeff.paper.found import Listing, Missing, Value
 from npeff.paper.recipe import Recipe, Setup, Step, load_recipe, recipe_names
 from npeff.paper.runs import Bench, Workshop
 from npeff.paper.scaling import RULES, Scale, collections, estimate
+from npeff.paper.values import Listing, Missing, Value
 from npeff.utils.configs import replace, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import write_text

@@ -17,9 +17,9 @@ from npeff.collect.directions import reduce_rank
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import FitConfig, PaperConfig
 from npeff.decompose.methods import create, load
-from npeff.paper.found import Findings, Missing, Value
 from npeff.paper.recipe import Step
 from npeff.paper.runs import Bench, Workshop
+from npeff.paper.values import Findings, Missing, Value
 from npeff.store.rows import RowSource
 from npeff.utils.configs import replace, to_dict
 
