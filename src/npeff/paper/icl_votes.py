@@ -19,48 +19,64 @@ class Votes:
     predictions: Array
     """Label number of each example, int64 [m]."""
     undecided: Array
-    """Whether no label had a score above any other, so that the first one was taken, bool [m]."""
+    """Whether all labels had the same score, so that the first one was taken, bool [m]."""
     tuned: list[int]
-    """Components that vote for each label."""
+    """Number of components that vote for each label."""
     left_out: int
-    """Components with too few active examples to say what they are tuned to."""
+    """Components with too few active examples to vote."""
 
 
 def label_weights(
     scores: torch.Tensor, labels: Array, usable: Array, classes: int, top: int = 16, purity: float = 0.75
 ) -> tuple[Array, int]:
-    """W [classes, C]: 1 where at least `purity` of a component's `top` examples have the label, else 0.
+    """Which label each component votes for.
 
-    `scores` [m, C] rank the examples, only those above zero and `usable` count; `labels` [m] are -1 where unknown.
-    Also returns how many components have fewer than `top` such examples: their column is zero.
+    Args:
+        scores: What ranks the examples of a component, [m, C]; only those above zero are active.
+        labels: Label numbers, -1 where unknown, int64 [m].
+        usable: Which examples count, bool [m].
+        classes: Number of labels.
+        top: Top examples to look at.
+        purity: Share of them that must have the label.
+
+    Returns:
+        Weights, float32 [classes, C]: 1 where component and label belong together, else 0. And the number of components
+        with fewer than `top` active examples, whose column is zero.
     """
     weights = np.zeros((classes, scores.shape[1]), np.float32)
     left_out = 0
     for j, column in enumerate(columns(scores)):
-        best = top_examples(column, usable, top)
+        best = labels[top_examples(column, usable, top)]
         if len(best) < top:
             left_out += 1
-            continue
-        counts = np.bincount(labels[best][labels[best] >= 0], minlength=classes)
-        weights[:, j] = counts >= purity * top
+        else:
+            weights[:, j] = np.bincount(best[best >= 0], minlength=classes) >= purity * top
     return weights, left_out
 
 
 def classify(
     decomposition: Decomposition, labels: Array, usable: Array, classes: int, top: int = 16, purity: float = 0.75
 ) -> Votes:
-    """Argmax W w for every example, with w its coefficients; a cluster is a one-hot coefficient, as in the paper.
+    """The label with the largest sum of coefficients of the components that vote for it, for every example.
 
-    Signed coefficients (SVDs) are ranked from the largest down and enter with their sign.
+    A cluster counts as a coefficient of one, as in the paper. Signed coefficients (SVDs) are ranked from the largest
+    down and enter with their sign.
+
+    Args:
+        decomposition: The components and the coefficients of all m examples.
+        labels: Label numbers, -1 where unknown, int64 [m].
+        usable: Which examples count, bool [m].
+        classes: Number of labels.
+        top: Top examples that say which label a component votes for.
+        purity: Share of them that must have the label.
+
+    Returns:
+        The predictions.
     """
     weights, left_out = label_weights(decomposition.scores("positive"), labels, usable, classes, top, purity)
     coefficients = decomposition.coefficients.float()
     if decomposition.config.method == "clusters":
         coefficients = (coefficients > 0).float()
     sums = (coefficients @ torch.from_numpy(weights).T).numpy()
-    return Votes(
-        predictions=sums.argmax(axis=1),
-        undecided=sums.max(axis=1) == sums.min(axis=1),
-        tuned=[int(row.sum()) for row in weights],
-        left_out=left_out,
-    )
+    undecided = sums.max(axis=1) == sums.min(axis=1)
+    return Votes(sums.argmax(axis=1), undecided, [int(row.sum()) for row in weights], left_out)
