@@ -1,4 +1,4 @@
-"""`npeff icl`: the classifier against brute force, contexts read once, the table from a tiny model."""
+"""`npeff icl`: the table from a tiny model, resuming, and mistakes."""
 
 from __future__ import annotations
 
@@ -7,130 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from npeff import cli
-from npeff.collect.config import CollectConfig, SketchConfig
-from npeff.collect.run import collect
-from npeff.collect.session import prepare_run
-from npeff.decompose.config import DecomposeConfig
-from npeff.decompose.run import decompose
-from npeff.models.config import ModelConfig
 from npeff.paper.config import IclConfig
 from npeff.paper.icl import icl
-from npeff.paper.icl_classifier import classify, label_weights
-from npeff.paper.icl_context import draw, render
-from npeff.paper.icl_predict import Predictor
+from npeff.paper.icl_context import Predictor
 from npeff.store.run import Run
-from npeff.tasks.config import DataConfig
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, write_json
-from tests import tiny
-from tests.synthetic import add_decomposition, make_run
-
-
-@pytest.fixture(scope="module")
-def run(model_directory: Path, review_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """40 reviews of the tiny model, decomposed by two methods."""
-    path = str(tmp_path_factory.mktemp("icl") / "run")
-    config = CollectConfig(
-        path,
-        data=DataConfig(data=str(review_file)),
-        model=ModelConfig(str(model_directory)),
-        sketch=SketchConfig(dim=64),
-        shard_examples=16,
-    )
-    collect(config)
-    for method in ("npeff", "clusters"):
-        decompose(DecomposeConfig(run=path, method=method, components=3))  # type: ignore[arg-type]
-    return Run.open(path)
-
-
-# --- the classifier ------------------------------------------------------------------------------------------------
-
-
-def test_weights_by_hand() -> None:
-    scores = torch.tensor([[4.0, 1, 0], [3, 2, 0], [2, 3, 0], [1, 4, 1], [9, 9, 9]])
-    labels = np.array([0, 0, 0, 1, 1])
-    usable = np.array([True, True, True, True, False])
-    weights, left_out = label_weights(scores, labels, usable, 2, top=4, purity=0.75)
-    assert weights.tolist() == [[1, 1, 0], [0, 0, 0]]
-    assert left_out == 1
-    weights, _ = label_weights(scores, labels, usable, 2, top=2, purity=0.75)
-    assert weights.tolist() == [[1, 0, 0], [0, 0, 0]], "half is not three quarters"
-    unknown = np.array([-1, 0, 0, 1, 1])
-    assert label_weights(scores, unknown, usable, 2, top=2, purity=1)[0].tolist() == [[0, 0, 0], [0, 0, 0]]
-
-
-@pytest.mark.parametrize("method", ["npeff", "clusters", "svd-gradients"])
-def test_predictions_equal_brute_force(tmp_path: Path, method: str) -> None:
-    from npeff.decompose.run import open_decomposition
-
-    found = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
-    add_decomposition(found, method)
-    decomposition = open_decomposition(found, method)
-    labels = found.table["label"].to_numpy().astype(np.int64)
-    votes = classify(decomposition, labels, np.ones(90, bool), 2, top=8)
-    w = decomposition.coefficients.numpy()
-    for i in range(90):
-        sums = [0.0, 0.0]
-        for j in range(w.shape[1]):
-            best = [k for k in np.argsort(-w[:, j], kind="stable") if w[k, j] > 0][:8]
-            if len(best) == 8:
-                value = float(w[i, j] > 0) if method == "clusters" else float(w[i, j])
-                for label in (0, 1):
-                    sums[label] += value * (np.mean(labels[best] == label) >= 0.75)
-        if abs(sums[0] - sums[1]) > 1e-6:
-            assert votes.predictions[i] == int(sums[1] > sums[0])
-            assert not votes.undecided[i]
-
-
-# --- contexts ------------------------------------------------------------------------------------------------------
-
-
-def test_sets_do_not_meet_the_scored_examples() -> None:
-    sets, scored = draw(np.arange(100, 160), shots=6, sets=20, scored=40, seed=3)
-    assert len(sets) == 20
-    assert all(len(set(chosen)) == 6 for chosen in sets)
-    assert len(set(scored)) == 40
-    assert not set(scored) & {example for chosen in sets for example in chosen}
-    assert draw(np.arange(100, 160), 6, 20, 40, 3) == (sets, scored)
-    with pytest.raises(UserError, match="Only 60 usable examples have a label"):
-        draw(np.arange(60), 6, 20, 55, 3)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox", "opt"])
-def test_reading_the_context_once_changes_nothing(family: str, tmp_path: Path, review_file: Path) -> None:
-    config = CollectConfig(
-        str(tmp_path / "run"),
-        data=DataConfig(data=str(review_file)),
-        model=ModelConfig(str(tiny.save(tmp_path / "model", family))),
-        sketch=SketchConfig(dim=64),
-        fisher=False,
-        gradient=False,
-    )
-    other = collect(config)
-    prepared = prepare_run(other)
-    context = render(prepared.task, other.table, [0, 1])
-    assert context.count("Review: ") == 2
-    assert "Sentiment: Negative\n\n" in context
-    shared, plain = Predictor(prepared), Predictor(prepared)
-    plain.shares = False
-    examples = other.table.slice(2)
-    assert shared.predict(context, examples).tolist() == plain.predict(context, examples).tolist()
-    assert shared.shares, "the first batch agreed with whole prompts"
-    # without a context the run's own predictions come back
-    assert shared.predict("", other.table).tolist() == other.table["prediction"].to_pylist()
-
-
-def test_a_cache_that_disagrees_is_not_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor = Predictor(prepare_run(run))
-    monkeypatch.setattr(predictor, "_behind", lambda cache, shared, prompts: torch.randn(len(prompts), 2) * 9)
-    assert predictor.predict("", run.table).tolist() == run.table["prediction"].to_pylist()
-    assert not predictor.shares
-
-
-# --- the command ---------------------------------------------------------------------------------------------------
+from tests.synthetic import make_run
 
 OPTIONS = {"shots": 2, "sets": 3, "scored": 12, "top": 4}
 
@@ -177,10 +62,10 @@ def test_scores_that_are_known_are_not_computed_again(run: Run, monkeypatch: pyt
 def test_mistakes_are_told(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Only 40 usable examples"):
         icl(IclConfig(str(run.path)))
-    with pytest.raises(UserError, match=r"has \d+ tokens, but the model takes 128"):
+    with pytest.raises(UserError, match=r"has \d+ tokens, but the model takes 1 to 128.*fewer --shots"):
         icl(IclConfig(str(run.path), shots=12, sets=1, scored=12))
     with pytest.raises(UserError, match="no finished decomposition 'x'"):
-        icl(IclConfig(str(run.path), names=("x",)))
+        icl(IclConfig(str(run.path), decomposition=("x",)))
     texts = [f"text {i}" for i in range(30)]
     with pytest.raises(UserError, match="vocabulary"):
         icl(IclConfig(str(make_run(tmp_path / "v", texts, task_labels=[]).path)))
@@ -199,5 +84,23 @@ def test_mistakes_are_told(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_command_line() -> None:
-    config = cli.parse("icl", ["runs/x", "--names", "a", "b", "--shots", "4"])
+    config = cli.parse("icl", ["runs/x", "--decomposition", "a", "b", "--shots", "4"])
     assert config == IclConfig("runs/x", ("a", "b"), shots=4)
+
+
+def test_files_of_the_first_version_continue(run: Run) -> None:
+    """0.1.0 wrote search.json and predictions.json with fewer keys."""
+    directory = icl(IclConfig(str(run.path), **OPTIONS, seed=2))  # type: ignore[arg-type]
+    search, predictions = (read_json(directory / name) for name in ("search.json", "predictions.json"))
+    old = {"key": {name: search["key"][name] for name in ("run", "sets", "scored")}, "scores": [0.0, 1.0, 0.0]}
+    write_json(directory / "search.json", old, sealed=True)
+    icl(IclConfig(str(run.path), **OPTIONS, seed=2))  # type: ignore[arg-type]
+    table = read_json(directory / "table.json")
+    assert table["context"]["scores"] == [0.0, 1.0, 0.0], "known scores are taken as they are"
+    assert table["context"]["examples"] == search["key"]["sets"][1]
+    assert predictions["key"]["context"].count("Review: ") == 2
+
+
+def test_the_old_name_of_an_option() -> None:
+    with pytest.raises(UserError, match="--names is now --decomposition"):
+        cli.parse("icl", ["runs/x", "--names", "a"])

@@ -8,22 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from npeff import cli
-from npeff.decompose.config import DecomposeConfig, PaperConfig, SaeConfig
 from npeff.decompose.run import open_decomposition
 from npeff.paper import costs
 from npeff.paper import reproduce as command
 from npeff.paper.config import ReproduceConfig
 from npeff.paper.reproduce import reproduce
-from npeff.paper.similarity import ReducedRows
-from npeff.store.rows import ArrayRows
+from npeff.store.layout import decomposition_names
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
 from tests import tiny
-from tests.synthetic import make_run
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +81,7 @@ def test_splits_and_what_is_done_is_not_done_again(data: Path, out: Path, model_
     directory = run_recipe("splits-sst2", data, out, model_directory)
     found = read_json(directory / "table.json")
     (run,) = (Run.open(path) for path in (out / "runs").iterdir())
+    assert all(open_decomposition(run, name).notes.made_for == "reproduce" for name in decomposition_names(run.path))
     times = {path: path.stat().st_mtime_ns for path in run.path.rglob("*.safetensors")}
     run_recipe("splits-sst2", data, out, model_directory)
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*.safetensors")} == times
@@ -115,22 +112,6 @@ def test_costs_are_measured_once(data: Path, out: Path, model_directory: Path, m
     assert read_json(directory / "table.json") == found
 
 
-def test_reduced_rows() -> None:
-    generator = torch.Generator().manual_seed(0)
-    ranks = [3, 0, 1, 2]
-    source = ArrayRows(torch.randn(6, 10, generator=generator), ranks)
-    reduced = ReducedRows(source, 2)
-    assert reduced.ranks.tolist() == [2, 0, 1, 2]
-    rows = reduced.read(0, 4)
-    assert rows.shape == (5, 10)
-    # the best two rows of the first example, at unit norm
-    whole = source.read(0, 1)
-    values, vectors = torch.linalg.eigh(whole.T @ whole)
-    best = (vectors[:, -2:] * values[-2:]) @ vectors[:, -2:].T
-    assert torch.allclose(rows[:2].T @ rows[:2], best / best.norm(), atol=1e-5)
-    assert torch.equal(torch.cat([reduced.read(0, 2), reduced.read(2, 4)]), rows)
-
-
 def test_people_are_needed_and_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce(ReproduceConfig("human-evaluation", out=str(tmp_path / "out"))) is None
     said = capsys.readouterr().out
@@ -153,8 +134,6 @@ def test_all_recipes_one_after_another(
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce(ReproduceConfig()) is None
     whole = capsys.readouterr().out
-    assert reproduce(ReproduceConfig("tunings", list=True)) is None
-    assert capsys.readouterr().out == whole
     assert "tunings-gpt2  (tab:appendix_gpt2_tunings)" in whole
     assert "openai-community/gpt2-medium" in whole
     assert "needs people" in whole
@@ -178,28 +157,6 @@ def test_the_command_line() -> None:
     arguments = ["tunings", "--scale", "0.05", "--examples", "sst2=4000", "yat=1000", "--data", "folder"]
     config = cli.parse("reproduce", arguments)
     assert config == ReproduceConfig("tunings", scale=0.05, examples=("sst2=4000", "yat=1000"), data="folder")
-    assert cli.parse("reproduce", ["--list"]).list
-
-
-def test_cost_of_a_decomposition(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
-    options = PaperConfig(frozen_steps=20, joint_steps=30, frozen_rate=1e-3, joint_rate=1e-3)
-    config = DecomposeConfig(run=str(run.path), decomposition="timed", components=4, solver="paper", paper=options)
-    found = costs._measure(config, torch.get_num_threads())
-    assert (found["frozen_steps"], found["joint_steps"], found["examples"]) == (19, 31, 90), "printed from step N1 on"
-    assert 0 < found["solver_seconds"] <= found["seconds"]
-    assert found["peak"] >= 0
-    saved = open_decomposition(run, "timed")
-    assert found["loss"] == pytest.approx(float(saved.residuals.mean()), rel=1e-5)
-    assert saved.config.solver == "paper"
-
-
-def test_a_step_of_the_autoencoder_is_one_of_its_optimiser(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
-    options = SaeConfig(top_k=2, sae_steps=400, sae_patience=500)
-    config = DecomposeConfig(
-        run=str(run.path), decomposition="timed", method="sae", components=4, tolerance=0, sae=options
-    )
-    found = costs._measure(config, torch.get_num_threads())
-    assert found["steps"] == 400 // 50 + 1, "an entry of the history in 50 steps, and the final loss"
-    assert 0 < 400 * found["step_ms"] < 1000 * found["seconds"] * 2
+    assert cli.parse("reproduce", []).table == "list"
+    with pytest.raises(UserError, match="--list is gone: `npeff reproduce list`"):
+        cli.parse("reproduce", ["--list"])

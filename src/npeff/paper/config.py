@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
@@ -18,10 +18,13 @@ class IclConfig:
     Continues if stopped.
     """
 
+    common: ClassVar[tuple[str, ...]] = ("decomposition", "shots", "sets", "scored")
+    renamed: ClassVar[dict[str, str]] = {"names": "decomposition"}
+
     run: tyro.conf.Positional[str]
     """Directory of a run without a few-shot prefix, with labels and at least one decomposition."""
-    names: tuple[str, ...] = ()
-    """Decompositions to use; without any, every finished one of the run."""
+    decomposition: tuple[str, ...] = ()
+    """Names of the decompositions to use; without any, every finished one of the run."""
     shots: int = 6
     """Worked examples in a context."""
     sets: int = 50
@@ -31,13 +34,13 @@ class IclConfig:
     seed: int = 0
     """Seed of the random contexts."""
     top: int = 16
-    """Top examples that say which label a component is tuned to; components with fewer active ones do not vote."""
+    """Top examples that say which label a component votes for; components with fewer active ones do not vote."""
     purity: float = 0.75
-    """Share of them that must have the label."""
+    """Share of the top examples that must have the label."""
     batch_tokens: int | None = None
-    """Tokens per batch; that of the collection if not given."""
+    """Tokens per batch; as in the collection if not given."""
     device: str | None = None
-    """Where to compute; where the run was collected if not given."""
+    """Where to compute; as in the collection if not given."""
 
     def __post_init__(self) -> None:
         for name in ("shots", "sets", "scored", "top"):
@@ -53,15 +56,16 @@ class IclConfig:
 class ReproduceConfig:
     """Measure a table or figure of the paper again and put both numbers side by side. Continues if stopped."""
 
+    common: ClassVar[tuple[str, ...]] = ("scale", "examples", "tasks", "data", "out")
+    removed: ClassVar[dict[str, str]] = {"list": "`npeff reproduce list` shows all recipes."}
+
     table: tyro.conf.Positional[str] = "list"
-    """Name of a recipe, the label of its table in the paper's source, `all` of them one after another, or `list`: what
-    there is and what it needs."""
-    list: bool = False
-    """Show all recipes, what they need and what they cost at this scale."""
+    """Name of a recipe, the label of its table in the paper's source, `all` for every recipe in turn, or `list`: the
+    recipes, what they need, and roughly what they cost at this scale."""
     scale: float = 1.0
     """Share of the paper's examples to use; `npeff reproduce list` says how all else shrinks with it."""
     examples: tuple[str, ...] = ()
-    """Examples of single tasks instead, as sst2=4000 clinc150=500; they set the scale of that task."""
+    """Number of examples of single tasks, as sst2=4000 clinc150=500; it sets the scale of that task."""
     tasks: tuple[str, ...] = ()
     """Only the parts of a table that are about these tasks."""
     data: str | None = None
@@ -84,13 +88,20 @@ class ReproduceConfig:
 
     @property
     def task_examples(self) -> dict[str, int]:
-        """Task → number of examples."""
-        found = {}
+        """Number of examples of each task that `examples` names.
+
+        Returns:
+            Task → number of examples.
+
+        Raises:
+            UserError: An entry is not TASK=NUMBER.
+        """
+        counts = {}
         for given in self.examples:
             task, _, count = given.partition("=")
             if task not in BUILTIN or not count.isdigit() or int(count) < 1:
                 raise UserError(
                     f"--examples {given!r}: write TASK=NUMBER, as sst2=4000; tasks are {', '.join(BUILTIN)}."
                 )
-            found[task] = int(count)
-        return found
+            counts[task] = int(count)
+        return counts

@@ -1,14 +1,13 @@
-"""Steps of recipes that measure time and memory."""
+"""Measurements of recipes that are about time and memory."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import multiprocessing
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,77 +16,132 @@ from npeff.collect.session import load_prompts, prepare
 from npeff.decompose.config import METHOD_TITLES, DecomposeConfig
 from npeff.decompose.run import fit
 from npeff.decompose.sae import steps_per_entry
-from npeff.paper.found import Findings, Value
 from npeff.paper.recipe import Step
-from npeff.paper.runs import Bench, Workshop
+from npeff.paper.runs import MADE_FOR, Experiment
+from npeff.paper.values import Value
 from npeff.store.layout import DECOMPOSITIONS
 from npeff.store.run import Run
-from npeff.utils.configs import replace, to_dict
+from npeff.utils.configs import read_record, replace, to_dict, write_record
 from npeff.utils.device import choose_device
-from npeff.utils.files import read_json, write_json
 
 GIB = 2**30
 TIMED = "timed-"
 """Before the name of a decomposition that was made to measure its cost."""
 
 
-def early_stopping(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Steps of both stages, summed loss, time and tunings of the paper's solver with early stopping."""
-    config = shop.fit_config(bench)
-    found = _timed(shop, bench, config)
-    rates = shop.analysis(bench, name=f"{TIMED}{config.decomposition}").tunings
-    yield Value({"measure": "H-only Steps"}, found["frozen_steps"])
-    yield Value({"measure": "Joint Steps"}, found["joint_steps"])
-    yield Value({"measure": "Loss"}, found["loss"] * found["examples"])
-    yield Value({"measure": "Time (s)"}, found["solver_seconds"])
-    for measure, rate in (("Pred", rates["prediction"]), ("LnP", rates["lnp"])):
-        yield Value({"measure": measure}, None if rate is None or rate.share is None else 100 * rate.share)
+@dataclass(frozen=True)
+class CollectionCost:
+    """What collecting takes: OUT/costs/KEY.json."""
+
+    seconds: float
+    """Seconds for one example."""
 
 
-def decomposition_cost(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Time of a step, time and peak memory of the whole, each method in a process of its own."""
+@dataclass(frozen=True)
+class Cost:
+    """What a decomposition took: OUT/costs/KEY.json."""
+
+    seconds: float
+    """Seconds in all."""
+    solver_seconds: float
+    """Seconds of the solver alone."""
+    steps: int
+    """Steps in the solver's history."""
+    frozen_steps: int
+    """Steps with frozen coefficients (solver `paper`)."""
+    joint_steps: int
+    """Steps of coefficients and components (solver `paper`)."""
+    step_ms: float | None
+    """Mean milliseconds of a step after those with frozen coefficients; None if there are too few."""
+    frozen_step_ms: float | None
+    """Mean milliseconds of a step with frozen coefficients; None if there are too few."""
+    loss: float
+    """Final loss per example."""
+    examples: int
+    """Examples with a residual above zero."""
+    peak: int
+    """Bytes at the peak, beyond those in use before the run was opened."""
+
+
+def early_stopping(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """Cost and quality of the paper's solver with early stopping.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe.
+
+    Yields:
+        Steps of both stages, summed loss, seconds, and percentages of tuned components.
+    """
+    config = experiment.fit_config()
+    cost = _timed(experiment, config)
+    yield Value({"measure": "H-only Steps"}, cost.frozen_steps)
+    yield Value({"measure": "Joint Steps"}, cost.joint_steps)
+    yield Value({"measure": "Loss"}, cost.loss * cost.examples)
+    yield Value({"measure": "Time (s)"}, cost.solver_seconds)
+    for measure, percentage in experiment.tuned_percentages(f"{TIMED}{config.decomposition}"):
+        yield Value({"measure": measure}, percentage)
+
+
+def decomposition_cost(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """Time of a step, time and peak memory of whole decompositions.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe, with methods and measures.
+
+    Yields:
+        Each of the measures that a method has.
+    """
     for method in step.methods:
-        found = _timed(shop, bench, shop.fit_config(bench, method))
-        one_step = None if method.startswith("svd") else found["step_ms"]
+        cost = _timed(experiment, experiment.fit_config(method))
         measured = {
-            "Step (ms)": one_step,
-            "H-only step (ms)": found["frozen_step_ms"],
-            "Total (s)": found["seconds"],
-            "Peak (GiB)": found["peak"] / GIB,
+            "Step (ms)": None if method.startswith("svd") else cost.step_ms,
+            "H-only step (ms)": cost.frozen_step_ms,
+            "Total (s)": cost.seconds,
+            "Peak (GiB)": cost.peak / GIB,
         }
-        for measure in step.options["measures"]:
+        for measure in step.options.measures:
             if measured[measure] is not None:
                 yield Value({"method": METHOD_TITLES[method], "measure": measure}, measured[measure])
 
 
-def collection_time(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Seconds for one example's Fisher, gradient and activation, each collected alone."""
-    whole = shop.collect_config(bench.here)
-    for title, wanted in (("PEF", "fisher"), ("Gradient", "gradient"), ("Activation", "activation")):
-        config = replace(
-            whole, fisher=wanted == "fisher", gradient=wanted == "gradient", activation=wanted == "activation"
-        )
-        path = _record(shop, bench, ["collection", wanted])
+def collection_time(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """Time to collect one example, estimated from a few batches.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe.
+
+    Yields:
+        Seconds for the per-example Fisher (PEF), the gradient and the activation, each collected alone.
+    """
+    whole = experiment.runs.collect_config(experiment.here)
+    kinds = {"PEF": "fisher", "Gradient": "gradient", "Activation": "activation"}
+    for title, wanted in kinds.items():
+        path = experiment.kept("costs", ["collection", wanted]).with_suffix(".json")
         if not path.is_file():
-            prepared = prepare(config)
+            fisher, gradient, activation = (wanted == kind for kind in kinds.values())
+            prepared = prepare(replace(whole, fisher=fisher, gradient=gradient, activation=activation))
             _, prompts = load_prompts(prepared)
-            write_json(path, {"seconds": estimate(prepared, prompts).seconds_per_example})
-        yield Value({"method": title}, read_json(path)["seconds"])
+            write_record(path, CollectionCost(estimate(prepared, prompts).seconds_per_example))
+        yield Value({"method": title}, read_record(CollectionCost, path).seconds)
 
 
-def _timed(shop: Workshop, bench: Bench, config: DecomposeConfig) -> dict[str, Any]:
+def _timed(experiment: Experiment, config: DecomposeConfig) -> Cost:
     """What a decomposition took; measured once, in a process that does nothing else."""
     config = replace(config, decomposition=f"{TIMED}{config.decomposition}")
-    path = _record(shop, bench, to_dict(config))
+    options = to_dict(config)
+    options["name"] = options.pop("decomposition")  # as in version 0.1.0, so that costs are not measured again
+    path = experiment.kept("costs", options).with_suffix(".json")
     if not path.is_file():
         # a fresh process: its peak memory is that of this fit, not of what ran before
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            write_json(path, pool.submit(_measure, config, torch.get_num_threads()).result())
-    found: dict[str, Any] = read_json(path)
-    return found
+            write_record(path, pool.submit(_measure, config, torch.get_num_threads()).result())
+    return read_record(Cost, path)
 
 
-def _measure(config: DecomposeConfig, threads: int) -> dict[str, Any]:
+def _measure(config: DecomposeConfig, threads: int) -> Cost:
     torch.set_num_threads(threads)
     device = choose_device(config.device, double=True)
     before = _memory(device, "VmRSS")
@@ -98,25 +152,25 @@ def _measure(config: DecomposeConfig, threads: int) -> dict[str, Any]:
     decomposition = fit(run, options, config.holdout)  # without checkpoints: a fit that was continued has no time
     seconds = time.perf_counter() - begin
     peak = max(0, _memory(device, "VmHWM") - before)
+    decomposition.notes.made_for = MADE_FOR
     decomposition.save(run.path / DECOMPOSITIONS / str(config.decomposition))
     steps = decomposition.history.steps
-    frozen = [step for step in steps if step.stage == "frozen"]
-    rest = [step for step in steps if step.stage != "frozen"]
-    taken = 1
+    frozen = [step.seconds for step in steps if step.stage == "frozen"]
+    rest, taken = [step.seconds for step in steps if step.stage != "frozen"], 1
     if config.method == "sae":
         rest, taken = rest[:-1], steps_per_entry(options.sae)  # the last entry is the final loss
-    return {
-        "seconds": seconds,
-        "solver_seconds": steps[-1].seconds if steps else 0.0,
-        "steps": len(steps),
-        "frozen_steps": len(frozen),
-        "joint_steps": max(0, sum(step.stage == "joint" for step in steps) - 1),  # the last is the final loss
-        "step_ms": _mean_ms([step.seconds for step in rest], taken),
-        "frozen_step_ms": _mean_ms([step.seconds for step in frozen]),
-        "loss": decomposition.history.loss,
-        "examples": int((decomposition.residuals > 0).sum()),
-        "peak": peak,
-    }
+    return Cost(
+        seconds=seconds,
+        solver_seconds=steps[-1].seconds if steps else 0.0,
+        steps=len(steps),
+        frozen_steps=len(frozen),
+        joint_steps=max(0, sum(step.stage == "joint" for step in steps) - 1),  # the last is the final loss
+        step_ms=_mean_ms(rest, taken),
+        frozen_step_ms=_mean_ms(frozen),
+        loss=decomposition.history.loss,
+        examples=int((decomposition.residuals > 0).sum()),
+        peak=peak,
+    )
 
 
 def _memory(device: torch.device, name: str) -> int:
@@ -131,12 +185,6 @@ def _memory(device: torch.device, name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def _mean_ms(times: list[float], taken: int = 1) -> float | None:
+def _mean_ms(times: Sequence[float], taken: int = 1) -> float | None:
     """Mean time of a step, of which `taken` were taken from one time to the next."""
     return 1000 * (times[-1] - times[0]) / (len(times) - 1) / taken if len(times) > 1 else None
-
-
-def _record(shop: Workshop, bench: Bench, about: Any) -> Path:
-    """Where a measured cost is kept; the key has all that it depends on but the machine."""
-    key = hashlib.sha256(json.dumps([bench.run.fingerprint, about], sort_keys=True).encode()).hexdigest()[:16]
-    return shop.out / "costs" / f"{key}.json"

@@ -1,27 +1,153 @@
-"""The best of several random contexts: sets of worked examples, each scored on the same other examples."""
+"""Predictions behind contexts of worked examples, and the best of several random contexts."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from tqdm import tqdm
 
-from npeff.paper.icl_predict import Predictor
+from npeff.collect.session import Prepared, tokenize
+from npeff.models.answers import AnswerModel
 from npeff.tasks.config import FIELD
+from npeff.tasks.data import Dataset
 from npeff.tasks.task import Task
+from npeff.utils.configs import read_record, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_object, write_json
 from npeff.utils.types import Array
 
 
-def draw(labelled: Array, shots: int, sets: int, scored: int, seed: int) -> tuple[list[list[int]], list[int]]:
-    """`sets` random sets of `shots` examples, and `scored` other examples to score all of them on.
+@dataclass(frozen=True)
+class Key:
+    """What kept results depend on."""
 
-    No scored example is in a set: none meets its own answer in the context.
+    run: str
+    """Fingerprint of the run."""
+    sets: list[list[int]] = field(default_factory=list)
+    """search.json: examples of each context."""
+    scored: list[int] = field(default_factory=list)
+    """search.json: examples that each context is scored on."""
+    context: str = ""
+    """predictions.json: text of the context."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Results that are written as they come: RUN/icl/SHOTS-SEED/search.json and predictions.json."""
+
+    key: Key
+    """What they depend on."""
+    scores: list[float] = field(default_factory=list)
+    """search.json: accuracy behind each of the first contexts."""
+    predictions: list[int] = field(default_factory=list)
+    """predictions.json: answer number of each of the first examples."""
+
+
+class Predictor(AnswerModel):
+    """A run's model, asked with a context before every prompt; what all prompts begin with is read once."""
+
+    def __init__(self, prepared: Prepared, batch_tokens: int | None = None) -> None:
+        super().__init__(prepared.model, prepared.answers, share_prompt=prepared.config.share_prompt)
+        self._prepared = prepared
+        self._budget = batch_tokens or prepared.config.batch_tokens
+        # suffixes bring an attention mask of their own, so they are read behind the whole context every time
+        accepted = inspect.signature(prepared.model.network.forward).parameters
+        self.shares = self.tree is None and "past_key_values" in accepted
+        self._checked = False
+        self._past: Any = None
+
+    def predict(self, context: str, examples: pa.Table) -> Array:
+        """Predict examples behind a context.
+
+        Args:
+            context: Text before every prompt.
+            examples: m rows of a run's table.
+
+        Returns:
+            The answer number of each example, int64 [m].
+
+        Raises:
+            UserError: A prompt with the context is too long for the model.
+        """
+        try:
+            return self._predict(tokenize(self._prepared, Dataset(examples, context)))
+        except UserError as error:
+            raise UserError(f"With the context of worked examples: {error} Or use fewer --shots.") from error
+
+    @torch.inference_mode()
+    def _predict(self, prompts: list[list[int]]) -> Array:
+        predictions = np.empty(len(prompts), np.int64)
+        shared = self._shared(prompts)
+        past = self._read(prompts[0][:shared]) if shared else None
+        rest = [ids[shared:] for ids in prompts]
+        for batch in self._prepared.collector.batches(rest, self._budget):
+            z = self._behind(past, [rest[i] for i in batch])
+            if shared and not self._checked:
+                self._checked = True
+                if not self._agree(z, self._behind(None, [prompts[i] for i in batch])):
+                    self.shares = False
+                    return self._predict(prompts)
+            predictions[batch] = z.argmax(1).cpu().numpy()
+        return predictions
+
+    def _shared(self, prompts: Sequence[list[int]]) -> int:
+        """How many first tokens all prompts have in common, leaving one to each."""
+        if not self.shares or len(prompts) < 2:
+            return 0
+        first, last = min(prompts), max(prompts)  # what these two have in common, all have
+        same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        return min(same, min(map(len, prompts)) - 1)
+
+    def _read(self, ids: list[int]) -> Any:
+        """Keys and values of the first tokens."""
+        options = {"logits_to_keep": 1} if self._keeps_logits else {}
+        tokens = torch.tensor([ids], device=self.model.device)
+        return self.model.network(input_ids=tokens, use_cache=True, **options).past_key_values
+
+    def _behind(self, past: Any, prompts: list[list[int]]) -> torch.Tensor:
+        """Answer logits [B, r] of prompts behind the tokens whose keys and values are `past`, if any."""
+        self._past = past
+        return self.logits(prompts)[0]
+
+    def _forward(
+        self, ids: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None, **options: torch.Tensor
+    ) -> torch.Tensor:
+        if self._past is None:
+            return super()._forward(ids, places, mask, **options)
+        past = copy.deepcopy(self._past)  # the forward pass adds to it
+        before = ids.new_ones(len(ids), past.get_seq_length())
+        past.batch_repeat_interleave(len(ids))
+        seen = torch.cat([before, torch.ones_like(ids) if mask is None else mask.long()], 1)
+        return super()._forward(ids, places, seen, past_key_values=past, **options)
+
+    def _agree(self, z: torch.Tensor, plain: torch.Tensor) -> bool:
+        """Whether sharing the context gives what the whole prompt gives; not every model's cache does."""
+        tolerance = 1e-3 if self._prepared.config.model.dtype == "float32" else 3e-2
+        return bool((z.softmax(1) - plain.softmax(1)).abs().max() <= tolerance)
+
+
+def draw(labelled: Array, shots: int, sets: int, scored: int, seed: int) -> tuple[list[list[int]], list[int]]:
+    """Draw contexts, and other examples to score them on: none meets its own answer in a context.
+
+    Args:
+        labelled: Numbers of the examples to draw from, int64 [n].
+        shots: Examples in a context.
+        sets: Number of contexts.
+        scored: Number of examples to score them on.
+        seed: Seed of the draw.
+
+    Returns:
+        The examples of each context, and the scored examples in ascending order.
+
+    Raises:
+        UserError: There are too few examples.
     """
     if len(labelled) < scored + shots:
         raise UserError(
@@ -45,37 +171,56 @@ def render(task: Task, table: pa.Table, examples: Sequence[int]) -> str:
 
 
 def search(
-    path: Path, key: dict[str, Any], predictor: Predictor, task: Task, table: pa.Table, labels: Array
+    path: Path, key: Key, predictor: Predictor, task: Task, table: pa.Table, labels: Array
 ) -> tuple[list[int], list[float]]:
-    """The best set of `key["sets"]`, and the accuracy of each on the examples `key["scored"]`.
+    """Score all contexts.
 
-    Scores are kept in `path` as they come. Of equally good sets the first is taken.
+    Args:
+        path: File that keeps the scores; an earlier search with the same key continues.
+        key: The contexts, and the examples to score them on.
+        predictor: The model.
+        task: The run's task.
+        table: The run's examples.
+        labels: Label numbers of all examples, int64 [m].
+
+    Returns:
+        The examples of the best context (of equally good ones the first), and the accuracy behind each context.
     """
-    sets, scored = key["sets"], key["scored"]
-    scores = _known(path, key)
-    examples, truth = table.take(scored), labels[scored]
-    for chosen in tqdm(sets[len(scores) :], desc="Contexts", unit="set", initial=len(scores), total=len(sets)):
+    scores = _resumed(path, key).scores
+    examples, truth = table.take(key.scored), labels[key.scored]
+    rest = key.sets[len(scores) :]
+    for chosen in tqdm(rest, desc="Contexts", unit="set", initial=len(scores), total=len(key.sets), disable=None):
         predictions = predictor.predict(render(task, table, chosen), examples)
         scores.append(float((predictions == truth).mean()))
-        write_json(path, {"key": key, "scores": scores}, sealed=True)
-    return sets[int(np.argmax(scores))], scores
+        write_record(path, Kept(key, scores=scores), sealed=True)
+    return key.sets[int(np.argmax(scores))], scores
 
 
-def predict_all(
-    path: Path, key: dict[str, Any], predictor: Predictor, context: str, table: pa.Table, block: int
-) -> Array:
-    """Predictions of all examples behind `context`, int64 [m]; kept in `path` after every `block` examples."""
-    known = _known(path, key, "predictions")
-    with tqdm(total=len(table), initial=len(known), desc="Behind the best context", unit="ex") as bar:
+def predict_all(path: Path, key: Key, predictor: Predictor, table: pa.Table, block: int) -> Array:
+    """Predict all examples behind a context.
+
+    Args:
+        path: File that keeps the predictions; an earlier call with the same key continues.
+        key: The context.
+        predictor: The model.
+        table: The run's examples.
+        block: Examples after which the file is written.
+
+    Returns:
+        Answer numbers, int64 [m].
+    """
+    known = _resumed(path, key).predictions
+    bar = tqdm(total=len(table), initial=len(known), desc="Behind the best context", unit="ex", disable=None)
+    with bar:
         while len(known) < len(table):
-            found = predictor.predict(context, table.slice(len(known), block)).tolist()
-            known += found
-            write_json(path, {"key": key, "predictions": known}, sealed=True)
-            bar.update(len(found))
+            predictions = predictor.predict(key.context, table.slice(len(known), block)).tolist()
+            known += predictions
+            write_record(path, Kept(key, predictions=known), sealed=True)
+            bar.update(len(predictions))
     return np.array(known, np.int64)
 
 
-def _known(path: Path, key: dict[str, Any], what: str = "scores") -> list[Any]:
-    """What an earlier call with the same key has found."""
-    found = read_object(path) if path.is_file() else {}
-    return list(found.get(what, [])) if found.get("key") == key else []
+def _resumed(path: Path, key: Key) -> Kept:
+    """What earlier calls with the same key have kept, if anything."""
+    kept = read_record(Kept, path) if path.is_file() else None
+    return kept if kept and kept.key == key else Kept(key)

@@ -1,59 +1,137 @@
-"""The table of `npeff icl` in the layout of the paper: Markdown, CSV, figures and JSON."""
+"""The table of `npeff icl` in the layout of the paper: Markdown, LaTeX, CSV, figures and JSON."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npeff.utils.files import write_csv, write_json
-from npeff.utils.report import BLUE, RED, draw_figure, plain_axes
-from npeff.utils.tables import write_tables
+from npeff.decompose.config import Method
+from npeff.utils.configs import write_record
+from npeff.utils.report import BLUE, RED, Column, Emphasis, Table, draw_figure, plain_axes, write_report
 
 MEASURES = {"accuracy": "Accuracy", "similarity_0": "Similarity 0-shot", "similarity_k": "Similarity ICL"}
 
 
-def write(directory: Path, found: dict[str, Any]) -> None:
-    """Write table.csv, .md, .png, .svg and, last, .json."""
+@dataclass(frozen=True)
+class Context:
+    """The best context."""
+
+    examples: list[int]
+    """Its worked examples."""
+    text: str
+    """What stands before every prompt."""
+    scores: list[float]
+    """Accuracy behind each context that was tried."""
+
+
+@dataclass(frozen=True)
+class IclRow:
+    """The classifier on the components of one decomposition."""
+
+    name: str
+    """Name of the decomposition."""
+    method: Method
+    """Its method."""
+    title: str
+    """What the paper calls the method; the name where two decompositions have the same method."""
+    components: int
+    """Its number of components."""
+    tuned: list[int]
+    """Number of components that vote for each label."""
+    left_out: int
+    """Components with too few active examples to vote."""
+    undecided: int
+    """Examples for which all labels had the same score, so that the first one was taken."""
+    accuracy: float
+    """Share of examples where the classifier gives the label."""
+    similarity_0: float
+    """Share of examples where it gives the model's prediction without a context."""
+    similarity_k: float
+    """Share of examples where it gives the model's prediction behind the context."""
+
+
+@dataclass(frozen=True)
+class IclTable:
+    """What `npeff icl` measured: RUN/icl/SHOTS-SEED/table.json."""
+
+    npeff: str
+    """Version of npeff."""
+    run: str
+    """Fingerprint of the run."""
+    task: str
+    """Name of the run's task."""
+    model: str
+    """The run's model."""
+    options: dict[str, Any]
+    """Options of the command."""
+    context: Context
+    """The best context."""
+    examples: int
+    """Examples that were counted: all usable ones but those of the context."""
+    accuracy_0: float
+    """Accuracy of the model without a context."""
+    accuracy_k: float
+    """Accuracy of the model behind the context."""
+    similarity_0_k: float
+    """Share of examples where the two predictions agree."""
+    rows: list[IclRow]
+    """The decompositions, in the order of the paper's methods."""
+
+
+def write(directory: Path, result: IclTable) -> list[str | Table]:
+    """Write table.csv, .md, .tex, .png, .svg and, last, .json.
+
+    Args:
+        directory: Where to write.
+        result: What was measured.
+
+    Returns:
+        What there is to read, as in table.md.
+    """
     names = ("title", "name", "components", "left_out", "undecided", *MEASURES)
-    write_csv(directory / "table.csv", [names, *([row[name] for name in names] for row in found["rows"])])
-    write_tables(directory / "table", markdown(found))
-    draw_figure(directory / "table", _draw, found)
-    write_json(directory / "table.json", found)
+    table = Table("", [Column(name) for name in names], [[getattr(row, n) for n in names] for row in result.rows])
+    blocks = report(result)
+    write_report(directory / "table", blocks, csv=table)
+    draw_figure(directory / "table", _draw, result)
+    write_record(directory / "table.json", result)
+    return blocks
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """Percentages, a column per decomposition; the highest of a row is bold."""
-    rows, shots = found["rows"], found["options"]["shots"]
-    lines = [
-        f"{found['task']}, {found['model']}, {found['examples']} examples: accuracy {100 * found['accuracy_0']:.1f}% "
-        f"0-shot, {100 * found['accuracy_k']:.1f}% {shots}-shot (best of {found['options']['sets']} contexts); the two "
-        f"agree on {100 * found['similarity_0_k']:.1f}%.",
-        "",
-        f"| | {' | '.join(row['title'] for row in rows)} |",
-        "|---" * (len(rows) + 1) + "|",
-    ]
+def report(result: IclTable) -> list[str | Table]:
+    """What there is to read: percentages, a column per decomposition; the highest of a row is bold.
+
+    Args:
+        result: What was measured.
+
+    Returns:
+        The table, and a note on examples without a vote.
+    """
+    caption = (
+        f"{result.task}, {result.model}, {result.examples} examples: accuracy {result.accuracy_0:.1%} 0-shot, "
+        f"{result.accuracy_k:.1%} {result.options['shots']}-shot (best of {result.options['sets']} contexts); the two "
+        f"agree on {result.similarity_0_k:.1%}. In percent:"
+    )
+    columns = [Column(""), *(Column(row.title, ".1f") for row in result.rows)]
+    blocks: list[str | Table] = [table := Table(caption, columns)]
     for measure, title in MEASURES.items():
-        cells = [f"{100 * row[measure]:.1f}" for row in rows]
-        best = max(row[measure] for row in rows)
-        cells = [f"**{cell}**" if row[measure] == best else cell for cell, row in zip(cells, rows, strict=True)]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    silent = [f"{row['title']} {row['undecided']}" for row in rows if row["undecided"]]
+        values = [100 * getattr(row, measure) for row in result.rows]
+        table.rows.append([title, *(Emphasis(value) if value == max(values) else value for value in values)])
+    silent = [f"{row.title} {row.undecided}" for row in result.rows if row.undecided]
     if silent:
-        lines += ["", f"Examples without a vote, for which the first label was taken: {', '.join(silent)}."]
-    return "\n".join(lines) + "\n"
+        blocks.append(f"Examples without a vote, for which the first label was taken: {', '.join(silent)}.")
+    return blocks
 
 
-def _draw(axes: Any, found: dict[str, Any]) -> None:
+def _draw(axes: Any, result: IclTable) -> None:
     """A group of bars per decomposition; lines at the accuracies of the model itself."""
-    colours = {"accuracy": BLUE, "similarity_0": "#a7a7a7", "similarity_k": RED}
-    for k, (measure, title) in enumerate(MEASURES.items()):
-        places = [n + 0.27 * (k - 1) for n in range(len(found["rows"]))]
-        values = [100 * row[measure] for row in found["rows"]]
-        axes.bar(places, values, width=0.25, color=colours[measure], label=title)
-    for name, style in (("accuracy_0", ":"), ("accuracy_k", "--")):
-        shots = 0 if name == "accuracy_0" else found["options"]["shots"]
-        axes.axhline(100 * found[name], color="black", linewidth=0.8, linestyle=style, label=f"{shots}-shot accuracy")
-    axes.set_xticks(range(len(found["rows"])), [row["title"] for row in found["rows"]])
-    axes.set(ylim=(0, 100), ylabel="% of examples", title=f"{found['task']}, {found['examples']} examples")
+    for k, (measure, colour) in enumerate(zip(MEASURES, (BLUE, "#a7a7a7", RED), strict=True)):
+        places = [n + 0.27 * (k - 1) for n in range(len(result.rows))]
+        values = [100 * getattr(row, measure) for row in result.rows]
+        axes.bar(places, values, width=0.25, color=colour, label=MEASURES[measure])
+    for shots, value, style in ((0, result.accuracy_0, ":"), (result.options["shots"], result.accuracy_k, "--")):
+        axes.axhline(100 * value, color="black", linewidth=0.8, linestyle=style, label=f"{shots}-shot accuracy")
+    axes.set_xticks(range(len(result.rows)), [row.title for row in result.rows])
+    axes.set(ylim=(0, 100), ylabel="% of examples", title=f"{result.task}, {result.examples} examples")
     axes.legend(frameon=False, fontsize=7)
     plain_axes(axes)

@@ -1,8 +1,11 @@
-"""Steps of recipes: tunings, perturbations, in-context learning, held-out losses, texts; all call the package."""
+"""Measurements of recipes: tunings, perturbations, in-context learning, held-out losses, texts.
+
+Each calls the same functions as the commands do, and yields numbers, texts, and what could not be measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from npeff.analyse import ranking
 from npeff.analyse.sweep import held_out_tunings
@@ -10,128 +13,158 @@ from npeff.collect.session import collect_texts
 from npeff.decompose.config import METHOD_TITLES
 from npeff.paper import costs, similarity
 from npeff.paper.config import IclConfig
-from npeff.paper.found import Findings, Listing, Missing, Value
 from npeff.paper.icl import icl
+from npeff.paper.icl_report import IclTable
 from npeff.paper.recipe import Step
-from npeff.paper.runs import TOP, Bench, Workshop
+from npeff.paper.runs import TOP, Experiment
+from npeff.paper.values import Listing, Measured, Missing, Value
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.run import perturb
+from npeff.utils.configs import read_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json
 
-PERTURBED, RANDOM, MAGNITUDE, THRESHOLD = 128, 1000, 20.0, 0.5
-"""The paper's perturbations; a step's options may say otherwise."""
-SHOTS, SETS, SCORED = 6, 50, 1024
-"""The paper's contexts."""
+MAGNITUDE, THRESHOLD = 20.0, 0.5
+"""The paper's perturbations: length of the change, and cosine from which components are not rejected from."""
 
 
-def tunings(shop: Workshop, bench: Bench, step: Step) -> Findings:
+def tunings(experiment: Experiment, step: Step) -> Iterator[Value]:
     """Percentages of prediction- and LnP-tuned components of each method."""
     for method in step.methods:
-        rates = shop.analysis(bench, method).tunings
-        for measure, rate in (("Pred", rates["prediction"]), ("LnP", rates["lnp"])):
-            if rate is not None:
-                value = None if rate.share is None else 100 * rate.share
-                yield Value({"method": METHOD_TITLES[method], "measure": measure}, value)
+        experiment.fit(method)
+        for measure, percentage in experiment.tuned_percentages(experiment.name(method)):
+            yield Value({"method": METHOD_TITLES[method], "measure": measure}, percentage)
 
 
-def perturbations(shop: Workshop, bench: Bench, step: Step) -> Findings:
+def perturbations(experiment: Experiment, step: Step) -> Iterator[Measured]:
     """Geometric means of KL ratios and norm ratios of each method.
 
-    As in the paper at its scale; below, compressed sensing of the paper's length means little for a small model, so
-    components are lifted exactly and compared at equal effect.
+    At a small scale, compressed sensing with the paper's length of the change means little, because the model is
+    another one: components are lifted exactly then, and compared at equal effect.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe.
+
+    Yields:
+        Two values for each method, or that it is missing.
     """
-    examples, scale, paper = len(bench.run.table), shop.scale, bench.paper
+    scale, paper, run = experiment.runs.scale, experiment.paper, experiment.run
+    small = scale.is_small(paper)
     for method in step.methods:
-        fit = shop.fit_config(bench, method)
-        components = shop.fit(bench, method).config.components
+        name, components = experiment.name(method), experiment.fit(method).config.components
         config = PerturbConfig(
-            str(bench.run.path),
-            fit.decomposition,
-            count=scale.perturbed(paper, step.options.get("count", PERTURBED), components),
-            random=scale.count(paper, step.options.get("random", RANDOM), max(1, examples // 4)),
-            way="lift" if scale.is_small(paper) else "sensing",
+            str(run.path),
+            name,
+            count=scale.perturbed(paper, step.options.count, components),
+            random=scale.count(paper, step.options.random, max(1, len(run.table) // 4)),
+            way="lift" if small else "sensing",
             direction="reject",
             threshold=THRESHOLD,
             top=TOP,
-            magnitude=None if scale.is_small(paper) else MAGNITUDE,
+            magnitude=None if small else MAGNITUDE,
             predict=False,  # the paper's tables have no predictions
-            device=shop.device,
-            label=f"reproduce-{fit.decomposition}",
+            device=experiment.runs.device,
+            label=f"reproduce-{name}",
         )
         try:
-            found = perturb(config)
+            summary = perturb(config)
         except UserError as error:  # a method may have no component with enough examples; the others go on
-            yield Missing(f"{bench.here.task}, {METHOD_TITLES[method]}: perturbations", str(error))
+            yield Missing(f"{experiment.here.task}, {METHOD_TITLES[method]}: perturbations", str(error))
             continue
-        yield Value({"method": METHOD_TITLES[method], "measure": "KL"}, found["kl_ratio"])
-        yield Value({"method": METHOD_TITLES[method], "measure": "Norm"}, found["norm_ratio"])
+        yield Value({"method": METHOD_TITLES[method], "measure": "KL"}, summary["kl_ratio"])
+        yield Value({"method": METHOD_TITLES[method], "measure": "Norm"}, summary["norm_ratio"])
 
 
-def in_context(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Accuracy of the classifier on components, and how often it agrees with 0-shot and few-shot predictions."""
-    names = []
+def in_context(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """Accuracy of the classifier on components, and how often it agrees with 0-shot and few-shot predictions.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe.
+
+    Yields:
+        Three values for each method, and the accuracies of the model itself.
+    """
+    scale, run, options = experiment.runs.scale, experiment.run, step.options
     for method in step.methods:
-        shop.fit(bench, method)
-        names.append(str(shop.fit_config(bench, method).decomposition))
-    labelled = len(bench.run.table) - bench.run.table["label"].null_count
+        experiment.fit(method)
+    labelled = len(run.table) - run.table["label"].null_count
     config = IclConfig(
-        str(bench.run.path),
-        tuple(names),
-        shots=int(step.options.get("shots", SHOTS)),
-        sets=shop.scale.count(bench.paper, SETS, SETS),
-        scored=shop.scale.count(bench.paper, SCORED, max(1, labelled // 2)),
-        device=shop.device,
+        str(run.path),
+        tuple(experiment.name(method) for method in step.methods),
+        shots=options.shots,
+        sets=scale.count(experiment.paper, options.sets, options.sets),
+        scored=scale.count(experiment.paper, options.scored, max(1, labelled // 2)),
+        device=experiment.runs.device,
     )
-    found = read_json(icl(config) / "table.json")
-    for row in found["rows"]:
-        for measure, key in (
-            ("Accuracy", "accuracy"),
-            ("Similarity 0-Shot", "similarity_0"),
-            ("Similarity ICL", "similarity_k"),
-        ):
-            yield Value({"method": METHOD_TITLES[row["method"]], "measure": measure}, 100 * row[key])
-    for measure, key in (("0-Shot", "accuracy_0"), ("ICL", "accuracy_k")):
-        yield Value({"method": measure, "measure": "Accuracy"}, 100 * found[key])
+    table = read_record(IclTable, icl(config) / "table.json")
+    for row in table.rows:
+        title = METHOD_TITLES[row.method]
+        yield Value({"method": title, "measure": "Accuracy"}, 100 * row.accuracy)
+        yield Value({"method": title, "measure": "Similarity 0-Shot"}, 100 * row.similarity_0)
+        yield Value({"method": title, "measure": "Similarity ICL"}, 100 * row.similarity_k)
+    yield Value({"method": "0-Shot", "measure": "Accuracy"}, 100 * table.accuracy_0)
+    yield Value({"method": "ICL", "measure": "Accuracy"}, 100 * table.accuracy_k)
 
 
-def held_out(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Losses held in and held out, and tunings on the held-out examples."""
-    decomposition = shop.fit(bench)
+def held_out(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """How well components explain examples that they were not fitted to.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe.
+
+    Yields:
+        Losses held in and held out, and percentages of components that are tuned on the held-out examples.
+    """
+    decomposition = experiment.fit()
     yield Value({"measure": "Recon-In"}, decomposition.notes.held_in_loss)
     yield Value({"measure": "Recon-Out"}, decomposition.notes.held_out_loss)
-    for measure, share in zip(("Pred", "LnP"), held_out_tunings(bench.run, decomposition, TOP), strict=True):
+    for measure, share in zip(("Pred", "LnP"), held_out_tunings(experiment.run, decomposition, TOP), strict=True):
         yield Value({"measure": measure}, None if share is None else 100 * share)
 
 
-def top_examples(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Top examples of the components with most energy: to look at, there is nothing to count."""
-    shown, texts = int(step.options.get("examples", 5)), bench.run.table["text"]
-    components = sorted(shop.analysis(bench).component, key=lambda component: -component.energy)
-    for component in components[: int(step.options.get("components", 10))]:
-        top = component.orderings[0].top[:shown]
-        yield Listing(f"{bench.here.task}, component {component.number}", tuple(texts[i].as_py() for i in top))
+def top_examples(experiment: Experiment, step: Step) -> Iterator[Listing]:
+    """Texts to be read; there is nothing to count.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe.
+
+    Yields:
+        The top examples of each of the components with most energy.
+    """
+    texts = experiment.run.table["text"]
+    components = sorted(experiment.analysis().component, key=lambda component: -component.energy)
+    for component in components[: step.options.components]:
+        top = component.orderings[0].top[: step.options.examples]
+        title = f"{experiment.here.task}, component {component.number}"
+        yield Listing(title, tuple(texts.take(top).to_pylist()))
 
 
-def nearest_component(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Coefficients of the paper's texts for the component that theirs is likely to be: the strongest on `find`."""
-    decomposition = shop.fit(bench)
-    texts, find = list(step.options["texts"]), list(step.options["find"])
-    rows, _ = collect_texts(bench.run, [*texts, *find])
+def nearest_component(experiment: Experiment, step: Step) -> Iterator[Measured]:
+    """Coefficients of the paper's texts for the component that is most likely the paper's.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe. The component is the one whose coefficients of its texts `find` have the largest
+            sum.
+
+    Yields:
+        The coefficient of each of its `texts`, and the top examples of the component.
+    """
+    decomposition, texts = experiment.fit(), step.options.texts
+    rows, _ = collect_texts(experiment.run, [*texts, *step.options.find])
     coefficients = decomposition.transform(rows)
     number = int(coefficients[len(texts) :].sum(dim=0).argmax())
     for text, coefficient in zip(texts, coefficients[: len(texts), number].tolist(), strict=True):
         yield Value({"text": text}, coefficient)
-    yield Listing(
-        f"{bench.here.task}, top examples of component {number}, the strongest on the paper's texts",
-        tuple(
-            bench.run.table["text"][i].as_py()
-            for i in ranking.top_examples(decomposition.coefficients[:, number].numpy(), count=8).tolist()
-        ),
-    )
+    top = ranking.top_examples(decomposition.coefficients[:, number].numpy(), count=8)
+    title = f"{experiment.here.task}, top examples of component {number}, the strongest on the paper's texts"
+    yield Listing(title, tuple(experiment.run.table["text"].take(top).to_pylist()))
 
 
-STEPS: dict[str, Callable[[Workshop, Bench, Step], Findings]] = {
+MEASURES: dict[str, Callable[[Experiment, Step], Iterator[Measured]]] = {
     "tunings": tunings,
     "perturbations": perturbations,
     "icl": in_context,

@@ -16,6 +16,7 @@ from npeff.utils.configs import from_dict, replace
 from npeff.utils.errors import UserError
 
 Number = int | float | None
+Setting = int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -49,26 +50,61 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class Options:
+    """What single measurements take besides the settings; each kind uses some of them."""
+
+    counts: tuple[int, ...] = ()
+    """stability, splits: numbers of components to compare."""
+    seeds: tuple[int, ...] = ()
+    """stability, rank-similarity: seeds to compare."""
+    ranks: tuple[int, ...] = ()
+    """rank-similarity: ranks to reduce Fishers to."""
+    against: str = ""
+    """projection-similarity: directions of the decomposition to compare with."""
+    texts: tuple[str, ...] = ()
+    """nearest-component: texts whose coefficients the table has."""
+    find: tuple[str, ...] = ()
+    """nearest-component: texts that the component is found by."""
+    components: int = 10
+    """top-examples: components to show."""
+    examples: int = 5
+    """top-examples: examples of each component."""
+    measures: tuple[str, ...] = ()
+    """decomposition-cost: what to measure."""
+    count: int = 128
+    """perturbations: components to perturb."""
+    random: int = 1000
+    """perturbations: random examples to compare with."""
+    shots: int = 6
+    """icl: worked examples in a context."""
+    sets: int = 50
+    """icl: random contexts to try."""
+    scored: int = 1024
+    """icl: examples that each context is scored on."""
+
+
+@dataclass(frozen=True)
 class Step:
     """One kind of measurement, for every combination of the settings that vary."""
 
     do: str
-    """Name of the function in `steps.STEPS`."""
+    """Name of the function in `measures.MEASURES`."""
     setup: str
+    """Name of the recipe's setup."""
     row: str = "{method}"
     """Row of the table where a number goes; {method}, {measure} and settings that vary stand for their values."""
     column: str = "{measure}"
+    """Column of the table, likewise."""
     methods: tuple[Method, ...] = ("npeff",)
-    vary: dict[str, list[Any]] = field(default_factory=dict)
+    vary: dict[str, list[Setting]] = field(default_factory=dict)
     """Setting → values, as in the paper."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
     """What else the function takes."""
 
-    def variations(self, setup: Setup) -> list[tuple[dict[str, Any], Setup]]:
-        """The values of what varies, and the setup with them."""
-        names = list(self.vary)
-        values = [dict(zip(names, chosen, strict=True)) for chosen in product(*self.vary.values())]
-        return [(chosen, replace(setup, **chosen)) for chosen in values]
+    def variations(self, setup: Setup) -> list[tuple[dict[str, Setting], Setup]]:
+        """Combinations of the settings that vary: their values, and `setup` with them."""
+        values = [dict(zip(self.vary, chosen, strict=True)) for chosen in product(*self.vary.values())]
+        return [(chosen, replace(setup, **chosen)) for chosen in values]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -82,7 +118,7 @@ class Recipe:
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     numbers: dict[str, list[Number]] = field(default_factory=dict)
-    """The paper's: row → one per column, null where it has none."""
+    """The paper's numbers: row → one per column, null where it has none."""
     setups: dict[str, Setup] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     note: str = ""
@@ -99,49 +135,60 @@ class Recipe:
 
 def recipe_names() -> list[str]:
     """Names of all recipes, main text first."""
-    order = yaml.safe_load((_folder() / "order.yaml").read_text(encoding="utf-8"))
-    return [str(name) for name in order]
+    return [str(name) for name in _read("order")]
 
 
 def load_recipe(name: str) -> Recipe:
-    """A recipe by its name, or by the label that the table or figure has in the paper's source."""
+    """Find a recipe.
+
+    Args:
+        name: Its name, or the label of the table or figure in the paper's source, with or without `tab:` and `fig:`.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        UserError: There is none.
+    """
     names = recipe_names()
-    if name not in names:
-        labels = {load_recipe(known).label: known for known in names}
-        found = labels.get(name) or next((labels[f"{kind}:{name}"] for kind in _kinds(name, labels)), None)
-        if found is None:
-            raise UserError(
-                f"There is no recipe {name!r}. `npeff reproduce list` shows all; they are {', '.join(names)}."
-            )
-        name = found
-    return _load(name)
+    if name in names:
+        return _load(name)
+    labels = {recipe.label: recipe for recipe in map(_load, names)}
+    for label in (name, f"tab:{name}", f"fig:{name}"):
+        if label in labels:
+            return labels[label]
+    raise UserError(f"There is no recipe {name!r}. `npeff reproduce list` shows all; they are {', '.join(names)}.")
 
 
 @lru_cache
 def _load(name: str) -> Recipe:
-    text = (_folder() / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_recipe(name, yaml.safe_load(text))
+    return parse_recipe(name, _read(name))
 
 
-def _kinds(name: str, labels: dict[str, str]) -> list[str]:
-    return [kind for kind in ("tab", "fig") if f"{kind}:{name}" in labels]
-
-
-def _folder() -> Any:
-    return resources.files("npeff") / "paper" / "recipes"
+def _read(name: str) -> Any:
+    path = resources.files("npeff") / "paper" / "recipes" / f"{name}.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def parse_recipe(name: str, values: dict[str, Any]) -> Recipe:
-    """A recipe from what its file holds; unknown keys and rows of the wrong length are errors."""
-    values = {"name": name, **values}
-    setups = {key: from_dict(Setup, given) for key, given in values.pop("setups", {}).items()}
-    steps = tuple(from_dict(Step, given) for given in values.pop("steps", []))
-    recipe = replace(from_dict(Recipe, values), setups=setups, steps=steps)
+    """Make a recipe of the content of its file.
+
+    Args:
+        name: Name of the recipe.
+        values: What the YAML file holds.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        UserError: The file has unknown keys, numbers that do not fit rows and columns, or steps without a setup.
+    """
+    recipe = from_dict(Recipe, {"name": name, **values})
     for row, numbers in recipe.numbers.items():
         if row not in recipe.rows or len(numbers) != len(recipe.columns):
             raise UserError(f"Recipe {name}: the numbers of {row!r} do not fit its rows and columns.")
     settings = {item.name for item in dataclasses.fields(Setup)}
-    for step in steps:
-        if step.setup not in setups or not set(step.vary) <= settings:
+    for step in recipe.steps:
+        if step.setup not in recipe.setups or not set(step.vary) <= settings:
             raise UserError(f"Recipe {name}: step {step.do} names a setup or a setting that is not there.")
     return recipe

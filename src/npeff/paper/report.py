@@ -1,33 +1,38 @@
-"""A reproduction for people and machines: the paper's numbers beside the measured ones, and the settings of both."""
+"""The files of a reproduction: the measured numbers beside the paper's, and the settings of both."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from npeff.paper.recipe import Recipe
-from npeff.utils.files import remove_partials, write_csv, write_json
-from npeff.utils.report import BLUE, RED, new_figure, plain_axes, write_figure
-from npeff.utils.tables import write_tables
+from npeff.paper.recipe import Number, Recipe, Setting
+from npeff.paper.values import Cell, Reproduction
+from npeff.utils.configs import write_record
+from npeff.utils.files import remove_partials
+from npeff.utils.report import BLUE, RED, Column, Table, new_figure, plain_axes, write_figure, write_report
+from npeff.utils.text import shorten
 
 SETTINGS = ("task", "model", "examples", "components", "directions", "rank", "sketch", "dim", "solver", "seed")
-"""What is shown of a setup; more where it differs."""
+"""Settings that are always shown; others are where they differ."""
 
 
-def write(directory: Path, recipe: Recipe, found: dict[str, Any]) -> None:
-    """Write table.csv, .md, .tex, .png, .svg and, last, .json."""
+def write(directory: Path, recipe: Recipe, result: Reproduction) -> None:
+    """Write table.csv, .md, .tex, .png, .svg and, last, .json.
+
+    Args:
+        directory: Where to write.
+        recipe: The recipe.
+        result: What was measured.
+    """
     (directory / "table.json").unlink(missing_ok=True)
     remove_partials(directory)
-    _write_cells(directory / "table.csv", found)
-    write_tables(directory / "table", markdown(recipe, found))
-    if found["cells"]:
-        _figure(directory / "table", recipe, found)
-    about = {"recipe": recipe.name, "label": recipe.label, "title": recipe.title}
-    write_json(directory / "table.json", {**about, **found})
+    write_report(directory / "table", report(recipe, result), csv=_all_cells(result))
+    if result.cells:
+        _draw(directory / "table", recipe, result)
+    write_record(directory / "table.json", result)
 
 
-def number(value: float | None) -> str:
-    """As a table would have it; empty for none."""
+def number(value: Number) -> str:
+    """A number as a table of the paper would have it; empty for none."""
     if value is None:
         return ""
     if isinstance(value, int) or abs(value) >= 1000:
@@ -35,102 +40,106 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
-def layout(recipe: Recipe, found: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Rows and columns: the paper's, then what was measured beyond; of some `--tasks` only their columns."""
-    rows = list(dict.fromkeys([*recipe.rows, *(cell["row"] for cell in found["cells"])]))
-    measured = [cell["column"] for cell in found["cells"]]
-    columns = list(dict.fromkeys([*recipe.columns, *measured]))
-    if found.get("options", {}).get("tasks"):
-        columns = [column for column in columns if column in measured]
-    return rows, columns
+def report(recipe: Recipe, result: Reproduction) -> list[str | Table]:
+    """What there is to read about a reproduction.
+
+    Args:
+        recipe: The recipe.
+        result: What was measured.
+
+    Returns:
+        Texts in Markdown, the table of numbers, the settings, what is missing, and the listings.
+    """
+    blocks: list[str | Table] = [f"# {recipe.title}", f"`{recipe.name}`, {recipe.label} of the paper. {recipe.note}"]
+    if recipe.rows or result.cells:
+        only_measured = bool(result.options.get("tasks"))
+        blocks.append(comparison(recipe, result.cells, only_measured))
+    blocks += ["## Settings", _settings(result)]
+    if result.missing:
+        gaps = [f"- {gap.what}: {gap.why}" for gap in result.missing]
+        blocks += ["## Not measured", "\n".join(gaps)]
+    for listing in result.listings:
+        examples = Table("In order of their coefficients:", [Column("example")], [[line] for line in listing.lines])
+        blocks += [f"## {listing.title}", examples]
+    return blocks
 
 
-def markdown(recipe: Recipe, found: dict[str, Any]) -> str:
-    """The table with `measured (paper)` in every cell, settings, gaps and texts."""
-    lines = [f"# {recipe.title}", "", f"`{recipe.name}`, {recipe.label} of the paper. {recipe.note}".rstrip(), ""]
-    if recipe.rows or found["cells"]:
-        measured = {(cell["row"], cell["column"]): cell["measured"] for cell in found["cells"]}
-        lines += ["Measured, and in brackets the paper's number:", "", *_table(recipe, found, measured), ""]
-    lines += ["## Settings", "", "Here, and in brackets the paper's where they differ:", "", *_settings(found)]
-    if found["missing"]:
-        lines += ["", "## Not measured", "", *(f"- {gap['what']}: {gap['why']}" for gap in found["missing"])]
-    for listing in found["listings"]:
-        lines += ["", f"## {listing['title']}", "", *(f"- {_plain(line)}" for line in listing["lines"])]
-    return "\n".join(lines) + "\n"
+def comparison(recipe: Recipe, cells: list[Cell], only_measured: bool = False) -> Table:
+    """The table of the paper with `measured (paper)` in every cell.
+
+    Args:
+        recipe: The recipe.
+        cells: What was measured; may be more than the paper has.
+        only_measured: Whether to leave out columns of which nothing was measured.
+
+    Returns:
+        The table.
+    """
+    rows, columns = _layout(recipe, cells, only_measured)
+    measured = {(cell.row, cell.column): cell.measured for cell in cells}
+
+    def text(row: str, column: str) -> str:
+        paper = number(recipe.paper(row, column))
+        return f"{number(measured.get((row, column))) or '-'}{f' ({paper})' if paper else ''}"
+
+    table = Table("Measured, and in brackets the paper's number:", [Column(name) for name in ("", *columns)])
+    table.rows += [[row, *(text(row, column) for column in columns)] for row in rows]
+    return table
 
 
-def paper_table(recipe: Recipe) -> str:
-    """The paper's numbers alone."""
-    return "\n".join(_table(recipe, {"cells": []}, {}))
+def _layout(recipe: Recipe, cells: list[Cell], only_measured: bool) -> tuple[list[str], list[str]]:
+    """Rows and columns: the paper's, then what was measured beyond."""
+    rows = list(dict.fromkeys([*recipe.rows, *(cell.row for cell in cells)]))
+    measured = [cell.column for cell in cells]
+    return rows, list(dict.fromkeys(measured if only_measured else [*recipe.columns, *measured]))
 
 
-def _table(recipe: Recipe, found: dict[str, Any], measured: dict[tuple[str, str], float | None]) -> list[str]:
-    rows, columns = layout(recipe, found)
-    lines = [f"| | {' | '.join(map(_plain, columns))} |", "|---" * (len(columns) + 1) + "|"]
-    for row in rows:
-        cells = []
-        for column in columns:
-            paper = number(recipe.paper(row, column))
-            cells.append(f"{number(measured.get((row, column))) or '-'}{f' ({paper})' if paper else ''}")
-        lines.append(f"| {_plain(row)} | {' | '.join(cells)} |")
-    return lines
+def _settings(result: Reproduction) -> Table:
+    first = result.settings[0].here if result.settings else {}
+    shown = dict.fromkeys(name for name in SETTINGS if name in first)
+    for each in result.settings:
+        # the learning rates follow from the number of examples
+        shown |= dict.fromkeys(n for n in each.here if each.here[n] != first[n] and not n.endswith("_rate"))
+
+    def text(here: Setting, paper: Setting) -> str:
+        values = ["none" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in (here, paper)]
+        return values[0] if here == paper else f"{values[0]} ({values[1]})"
+
+    table = Table("Here, and in brackets the paper's where they differ:", [Column(name) for name in shown])
+    table.rows += [[text(each.here[name], each.paper[name]) for name in shown] for each in result.settings]
+    return table
 
 
-def _settings(found: dict[str, Any]) -> list[str]:
-    shown = [name for name in SETTINGS if any(name in pair["here"] for pair in found["settings"])]
-    for pair in found["settings"]:
-        differing = [name for name in pair["here"] if pair["here"][name] != found["settings"][0]["here"][name]]
-        # the rates follow from the number of examples
-        shown += [name for name in differing if name not in shown and not name.endswith("_rate")]
-    lines = [f"| {' | '.join(shown)} |", "|---" * len(shown) + "|"]
-    for pair in found["settings"]:
-        here, paper = pair["here"], pair["paper"]
-        cells = [
-            _value(here[name]) + ("" if here[name] == paper[name] else f" ({_value(paper[name])})") for name in shown
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def _all_cells(result: Reproduction) -> Table:
+    """A line per number, with the settings of both."""
+    settings = [f"{side}_{name}" for side in ("here", "paper") for name in SETTINGS]
+    table = Table(result.title, [Column(name) for name in ("row", "column", "paper", "measured", *settings)])
+    for cell in result.cells:
+        used = result.settings[cell.settings]
+        values = [side[name] for side in (used.here, used.paper) for name in SETTINGS]
+        table.rows.append([cell.row, cell.column, cell.paper, cell.measured, *values])
+    return table
 
 
-def _value(value: Any) -> str:
-    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else _plain(str(value))
-
-
-def _plain(text: str) -> str:
-    """Text that does not break a Markdown table."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def _write_cells(path: Path, found: dict[str, Any]) -> None:
-    names = [f"{side}_{name}" for side in ("here", "paper") for name in SETTINGS]
-    rows = [["row", "column", "paper", "measured", *names]]
-    for cell in found["cells"]:
-        pair = found["settings"][cell["settings"]]
-        values = [pair[side][name] for side in ("here", "paper") for name in SETTINGS]
-        rows.append([cell["row"], cell["column"], cell["paper"], cell["measured"], *values])
-    write_csv(path, rows)
-
-
-def _figure(path: Path, recipe: Recipe, found: dict[str, Any]) -> None:
+def _draw(path: Path, recipe: Recipe, result: Reproduction) -> None:
     """A panel per column, a line per row: a ring for the paper's number, a dot for the measured one."""
-    rows, columns = layout(recipe, found)
-    measured = {(cell["row"], cell["column"]): cell["measured"] for cell in found["cells"]}
+    rows, columns = _layout(recipe, result.cells, bool(result.options.get("tasks")))
+    measured = {(cell.row, cell.column): cell.measured for cell in result.cells}
     figure = new_figure(2 + 1.7 * len(columns), 1.2 + 0.28 * len(rows))
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for axes, column in zip(panels, columns, strict=True):
-        for source, style in ((recipe.paper, "ring"), (lambda row, name: measured.get((row, name)), "dot")):
-            points = [(value, place) for place, row in enumerate(rows) if (value := source(row, column)) is not None]
-            face, label = ("none", "paper") if style == "ring" else (RED, "measured")
-            edge = BLUE if style == "ring" else RED
-            size = 60 if style == "ring" else 18  # a ring is seen around the dot of an equal number
-            axes.scatter(
-                [x for x, _ in points], [y for _, y in points], s=size, facecolors=face, edgecolors=edge, label=label
-            )
+        paper = [recipe.paper(row, column) for row in rows]
+        here = [measured.get((row, column)) for row in rows]
+        # a ring is seen around the dot of an equal number
+        for label, values, size, face, edge in (("paper", paper, 60, "none", BLUE), ("measured", here, 18, RED, RED)):
+            known = [(value, place) for place, value in enumerate(values) if value is not None]
+            x, y = zip(*known, strict=True) if known else ((), ())
+            axes.scatter(x, y, s=size, facecolors=face, edgecolors=edge, label=label)
         axes.set_title(column, fontsize=8)
         axes.grid(axis="y", linewidth=0.3)
         axes.tick_params(labelsize=7)
         plain_axes(axes)
-    panels[0].set_yticks(range(len(rows)), [row if len(row) <= 40 else row[:39] + "…" for row in rows])
+    panels[0].set_yticks(range(len(rows)), [shorten(row, 40) for row in rows])
     panels[0].invert_yaxis()
     figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=7, frameon=False)
     write_figure(path, figure, dpi=130)

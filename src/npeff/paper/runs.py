@@ -1,9 +1,11 @@
-"""Where recipes work: runs and decompositions that recipes share, made when they are first needed."""
+"""Runs and decompositions that recipes share, made when they are first needed."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,59 +23,66 @@ from npeff.paper.recipe import Setup
 from npeff.paper.scaling import Scale
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
+from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
 
 TOP = 16
+"""Top examples of a component, as in the paper."""
 DATA_SEED = 0
 """Examples are drawn in this random order, so that a small scale sees all of the data."""
+MADE_FOR = "reproduce"
+"""Mark of decompositions that recipes make: they do not become a run's default."""
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A run, ready to be measured."""
-
-    paper: Setup
-    here: Setup
-    run: Run
-
-
-@dataclass(frozen=True)
-class Workshop:
-    """Makes what steps ask for, under `out`."""
+class Runs:
+    """The runs under a directory."""
 
     out: Path
+    """The directory."""
     scale: Scale
+    """How far to shrink the paper's experiments."""
     data: Path | None = None
+    """Folder with a file of examples for each task; without it, the tasks' own data."""
     device: str = "auto"
+    """Where to compute."""
 
-    def bench(self, paper: Setup, keep_solver: bool = False) -> Bench:
-        """The run of a setup at this scale; collected, continued or only opened."""
+    def experiment(self, paper: Setup, keep_solver: bool = False) -> Experiment:
+        """The experiment that stands for one of the paper's; its run is collected, continued or only opened."""
         here = self.scale.setup(paper, keep_solver)
         run = collect(self.collect_config(here))
-        return Bench(paper, self.scale.settle(paper, here, len(run.table)), run)
+        return Experiment(self, paper, self.scale.settle(paper, here, len(run.table)), run)
 
     def collect_config(self, here: Setup) -> CollectConfig:
-        """What `npeff collect` is asked for; runs with the same settings are the same run for all recipes."""
+        """Options of the collection. Setups that agree in them share one run.
+
+        Args:
+            here: Settings at this scale.
+
+        Returns:
+            The config of `npeff collect`.
+        """
         model = re.sub(r"[^\w.-]+", "-", here.model.strip("/")).strip("-")[-60:]
         parts = [here.task, model, here.examples, here.directions.replace(":", ""), f"{here.sketch}{here.dim}"]
         if here.rank:
             parts.append(f"rank{here.rank}")
+        data = DataConfig(
+            task=here.task,
+            data=self._file(here.task),
+            limit=here.examples,
+            shuffle_seed=DATA_SEED,
+            on_bad_example="drop",
+        )
         return CollectConfig(
             str(self.out / "runs" / "_".join(map(str, parts))),
-            data=DataConfig(
-                task=here.task,
-                data=self._file(here.task),
-                limit=here.examples,
-                shuffle_seed=DATA_SEED,
-                on_bad_example="drop",
-            ),
+            data=data,
             model=ModelConfig(here.model, device=self.device),
             directions=DirectionsConfig(here.directions, rank=here.rank),
             sketch=SketchConfig(here.sketch, here.dim),
         )
 
     def check_data(self, setups: Iterable[Setup]) -> None:
-        """Find what is missing before the first hour of work, not after it."""
+        """Refuse a missing file before the first hour of work, not after it."""
         for setup in setups:
             self._file(setup.task)
 
@@ -81,33 +90,57 @@ class Workshop:
         """The task's file in the data folder; without a folder, the task's own data."""
         if self.data is None:
             return None
-        found = [
-            path for kind in ("jsonl", "csv", "tsv", "parquet") if (path := self.data / f"{task}.{kind}").is_file()
-        ]
-        if not found:
-            raise UserError(f"{self.data} has no {task}.jsonl (or .csv, .tsv, .parquet).")
-        return str(found[0])
+        for kind in ("jsonl", "csv", "tsv", "parquet"):
+            if (path := self.data / f"{task}.{kind}").is_file():
+                return str(path)
+        raise UserError(f"{self.data} has no {task}.jsonl (or .csv, .tsv, .parquet).")
 
-    def fit_config(self, bench: Bench, method: Method = "npeff", name: str | None = None) -> DecomposeConfig:
-        """What `npeff decompose` is asked for."""
-        here = bench.here
-        components = here.components
-        if method.startswith("svd"):  # there are no more singular vectors than numbers in a row
-            components = min(components, bench.run.source(kind_of(method)).dim)
+
+@dataclass(frozen=True)
+class Experiment:
+    """One of the paper's experiments, at this scale."""
+
+    runs: Runs
+    """Where it is made."""
+    paper: Setup
+    """The paper's settings."""
+    here: Setup
+    """The settings at this scale."""
+    run: Run
+    """Its collection."""
+
+    def varied(self, components: int | None = None, seed: int | None = None) -> Experiment:
+        """The same run with another of the paper's numbers of components, or another seed."""
+        here = self.here if seed is None else replace(self.here, seed=seed)
+        if components is not None:
+            paper = replace(self.paper, components=components)
+            here = replace(here, components=self.runs.scale.components(paper, len(self.run.table)))
+        return replace(self, here=here)
+
+    def fit_config(self, method: Method = "npeff") -> DecomposeConfig:
+        """Options of a decomposition.
+
+        Args:
+            method: The method.
+
+        Returns:
+            The config of `npeff decompose`. Its name tells apart what a run may have more than one of.
+        """
+        here, components, sae = self.here, self.here.components, SaeConfig()
+        if method.startswith("svd"):  # there are no more singular vectors than entries in a row
+            components = min(components, self.run.source(kind_of(method)).dim)
+        if method == "sae":
+            steps = self.runs.scale.sae_steps(self.paper, sae.sae_steps)
+            sae = SaeConfig(top_k=min(sae.top_k, components), sae_steps=steps)
         factored = method in ("npeff", "gnpeff")
         solver = here.solver if factored else "als"
+        paper = PaperConfig(here.frozen_steps, here.joint_steps, here.frozen_rate, here.joint_rate, here.tau)
         parts: list[object] = [method, components, here.seed, *([solver] if solver != "als" else [])]
         parts += [f"tau{here.tau:g}"] if here.tau and factored else []
         parts += [f"holdout{here.holdout:g}"] if here.holdout else []
-        sae = SaeConfig()
-        if method == "sae":
-            sae = SaeConfig(
-                top_k=min(sae.top_k, components), sae_steps=self.scale.sae_steps(bench.paper, sae.sae_steps)
-            )
-        paper = PaperConfig(here.frozen_steps, here.joint_steps, here.frozen_rate, here.joint_rate, here.tau)
         return DecomposeConfig(
-            run=str(bench.run.path),
-            decomposition=name or "-".join(map(str, parts)),
+            run=str(self.run.path),
+            decomposition="-".join(map(str, parts)),
             method=method,
             components=components,
             seed=here.seed,
@@ -115,17 +148,32 @@ class Workshop:
             paper=paper if solver == "paper" else PaperConfig(),
             sae=sae,
             holdout=here.holdout,
-            device=self.device,
+            device=self.runs.device,
         )
 
-    def fit(self, bench: Bench, method: Method = "npeff") -> Decomposition:
-        """The decomposition of a run; made, continued or only loaded."""
-        return decompose(self.fit_config(bench, method))
+    def fit(self, method: Method = "npeff") -> Decomposition:
+        """The decomposition by a method; made, continued or only loaded."""
+        return decompose(self.fit_config(method), made_for=MADE_FOR)
 
-    def analysis(self, bench: Bench, method: Method = "npeff", name: str | None = None) -> Analysis:
-        """The analysis of a method's decomposition, both made if need be; or of the one that has this name."""
+    def name(self, method: Method = "npeff") -> str:
+        """Name of the decomposition by a method."""
+        return str(self.fit_config(method).decomposition)
+
+    def analysis(self, name: str | None = None) -> Analysis:
+        """The analysis of the decomposition of this name, or else of that by NPEFF; made if it is missing."""
         if name is None:
-            config = self.fit_config(bench, method)
-            decompose(config)
-            name = str(config.decomposition)
-        return analyse_one(bench.run, name, AnalyseConfig(str(bench.run.path), name, TOP), quiet=True)
+            self.fit()
+        name = name or self.name()
+        return analyse_one(self.run, name, AnalyseConfig(str(self.run.path), name, TOP), quiet=True)
+
+    def tuned_percentages(self, name: str) -> Iterator[tuple[str, float | None]]:
+        """The paper's names of tunings, and the percentages of components; None if no component has enough examples."""
+        rates = self.analysis(name).tunings
+        for measure, rate in (("Pred", rates["prediction"]), ("LnP", rates["lnp"])):
+            if rate is not None:  # there is none without labels
+                yield measure, None if rate.share is None else 100 * rate.share
+
+    def kept(self, folder: str, *about: object) -> Path:
+        """Where a result that depends on the run and on `about` is kept, in a folder beside the runs."""
+        key = json.dumps([self.run.fingerprint, *about], sort_keys=True)
+        return self.runs.out / folder / hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -46,9 +46,13 @@ class Scale:
     """How far to shrink, and what to replace."""
 
     scale: float = 1.0
+    """Share of the paper's examples."""
     model: str | None = None
+    """Model instead of the paper's."""
     sketch: Literal["kron", "sparse", "dense"] | None = None
+    """Sketch instead of the paper's."""
     solver: Literal["als", "paper"] | None = None
+    """Solver of NPEFF instead of the paper's."""
     examples: Mapping[str, int] = field(default_factory=dict)
     """Task → number of examples, which then sets the scale of that task."""
 
@@ -57,23 +61,39 @@ class Scale:
         return min(1.0, self.examples[paper.task] / paper.examples) if paper.task in self.examples else self.scale
 
     def is_small(self, paper: Setup) -> bool:
-        """Whether the embedded model and faster methods stand in for the paper's."""
+        """Whether the embedded model and faster methods replace the paper's."""
         return self.share(paper) < SMALL
 
     def setup(self, paper: Setup, keep_solver: bool = False) -> Setup:
-        """The paper's settings at this scale, before it is known how many examples there are."""
+        """The paper's settings at this scale, before it is known how many examples there are.
+
+        Args:
+            paper: The paper's settings.
+            keep_solver: Whether no other solver may replace the paper's.
+
+        Returns:
+            The settings here; those that depend on the number of examples are still the paper's.
+        """
         small = self.is_small(paper)
-        solver = paper.solver if keep_solver else self.solver or ("als" if small else paper.solver)
         return replace(
             paper,
             examples=max(min(FEWEST_EXAMPLES, paper.examples), round(paper.examples * self.share(paper))),
             model=self.model or (EMBEDDED if small else paper.model),
             sketch=self.sketch or ("kron" if small else paper.sketch),
-            solver=solver,
+            solver=paper.solver if keep_solver else self.solver or ("als" if small else paper.solver),
         )
 
     def settle(self, paper: Setup, here: Setup, examples: int) -> Setup:
-        """The settings once a run of so many examples is there."""
+        """The settings once the number of examples of the run is known.
+
+        Args:
+            paper: The paper's settings.
+            here: What `setup` made of them.
+            examples: Examples of the run.
+
+        Returns:
+            All settings here.
+        """
         ratio = paper.examples / examples
         return replace(
             here,
@@ -85,23 +105,22 @@ class Scale:
         )
 
     def components(self, paper: Setup, examples: int) -> int:
-        """The paper's components are this many in a run of so many examples."""
-        share = self.share(paper)
-        if share >= 1:
+        """What the paper's number of components becomes in a run of so many examples."""
+        if self.share(paper) >= 1:
             return paper.components
         most = max(FEWEST_COMPONENTS, examples // EXAMPLES_PER_COMPONENT)
-        return max(FEWEST_COMPONENTS, min(round(paper.components * math.sqrt(share)), most))
+        return max(FEWEST_COMPONENTS, min(round(paper.components * math.sqrt(self.share(paper))), most))
 
     def count(self, paper: Setup, count: int, most: int) -> int:
-        """The same for contexts, scored examples and random examples."""
+        """What a number of contexts, scored examples or random examples becomes, at most `most`."""
         return max(1, min(most, max(4, round(count * math.sqrt(self.share(paper))))))
 
     def sae_steps(self, paper: Setup, steps: int) -> int:
-        """The same for steps of the autoencoder, whose batches hold all examples of a small run."""
+        """What the steps of the autoencoder become: its batches hold all examples of a small run."""
         return min(steps, max(FEWEST_STEPS, round(steps * self.share(paper))))
 
     def perturbed(self, paper: Setup, count: int, most: int) -> int:
-        """The same for components to perturb: what all of them cost shrinks with the scale and more."""
+        """What a number of components to perturb becomes: each costs passes over all of its examples."""
         return max(1, min(most, max(4, round(count * self.share(paper)))))
 
 
@@ -112,21 +131,28 @@ def passes(setup: Setup) -> int:
 
 
 def collections(recipe: Recipe, scale: Scale) -> list[Setup]:
-    """The different collections that a recipe needs."""
-    found: dict[tuple[object, ...], Setup] = {}
+    """The different collections that a recipe needs.
+
+    Args:
+        recipe: The recipe.
+        scale: The scale to run it at.
+
+    Returns:
+        One setup, at this scale, for each collection.
+    """
+    setups: dict[tuple[object, ...], Setup] = {}
     for step in recipe.steps:
-        setups = [setup for _, setup in step.variations(recipe.setups[step.setup])]
-        if "against" in step.options:
-            setups.append(replace(setups[0], directions=step.options["against"]))
-        for setup in setups:
-            here = scale.setup(setup)
-            key = (here.task, here.model, here.examples, here.directions, here.rank, here.sketch, here.dim)
-            found.setdefault(key, here)
-    return list(found.values())
+        wanted = [setup for _, setup in step.variations(recipe.setups[step.setup])]
+        if step.options.against:
+            wanted.append(replace(wanted[0], directions=step.options.against))
+        for setup in (scale.setup(each) for each in wanted):
+            key = (setup.task, setup.model, setup.examples, setup.directions, setup.rank, setup.sketch, setup.dim)
+            setups.setdefault(key, setup)
+    return list(setups.values())
 
 
 def estimate(recipe: Recipe, scale: Scale) -> float:
-    """Seconds that the collections of a recipe take on two CPU cores; decompositions come on top. Very rough."""
+    """Seconds that the collections of a recipe take on two CPU cores, very roughly; decompositions are not included."""
     total = 0.0
     for setup in collections(recipe, scale):
         parameters = 1e6 * _MILLIONS.get(setup.model, 300)

@@ -1,9 +1,8 @@
-"""Steps of recipes that compare decompositions with each other, and the spectra of Fishers."""
+"""Measurements of recipes that compare decompositions with each other, and the spectra of Fishers."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -15,71 +14,78 @@ from npeff.analyse.spectra import spectra
 from npeff.analyse.stability import compare_seeds
 from npeff.collect.directions import reduce_rank
 from npeff.decompose.base import Decomposition
-from npeff.decompose.config import FitConfig, PaperConfig
 from npeff.decompose.methods import create, load
-from npeff.paper.found import Findings, Missing, Value
 from npeff.paper.recipe import Step
-from npeff.paper.runs import Bench, Workshop
+from npeff.paper.runs import Experiment
+from npeff.paper.values import Changed, Measured, Missing, Value
 from npeff.store.rows import RowSource
 from npeff.utils.configs import replace, to_dict
 
 
-def _with(shop: Workshop, bench: Bench, components: int | None = None, seed: int | None = None) -> Bench:
-    """The same run with another of the paper's component counts, or another seed."""
-    here = bench.here
-    if components is not None:
-        count = shop.scale.components(replace(bench.paper, components=components), len(bench.run.table))
-        here = replace(here, components=count)
-    return replace(bench, here=replace(here, seed=here.seed if seed is None else seed))
-
-
-def _distinct(shop: Workshop, bench: Bench, counts: list[int]) -> tuple[list[int], list[Missing]]:
-    """The paper's component counts that are still different from each other at this scale."""
-    kept: dict[int, int] = {}
+def _distinct(experiment: Experiment, counts: tuple[int, ...]) -> tuple[dict[int, Experiment], list[Missing]]:
+    """The paper's numbers of components that are still different from each other at this scale, and the others."""
+    first: dict[int, int] = {}
+    kept: dict[int, Experiment] = {}
     missing = []
     for count in counts:
-        here = _with(shop, bench, count).here.components
-        if here in kept:
-            why = f"at this scale {here} components, as for {kept[here]}"
-            missing.append(Missing(f"{bench.here.task}, {count} components", why))
+        varied = experiment.varied(count)
+        here = varied.here.components
+        if here in first:
+            why = f"at this scale {here} components, as for {first[here]}"
+            missing.append(Missing(f"{experiment.here.task}, {count} components", why))
         else:
-            kept[here] = count
-    return list(kept.values()), missing
+            first[here], kept[count] = count, varied
+    return kept, missing
 
 
-def stability(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Mean and deviation over pairs of seeds of the similarity of matched components."""
-    counts, missing = _distinct(shop, bench, step.options["components"])
+def stability(experiment: Experiment, step: Step) -> Iterator[Measured]:
+    """Similarity of matched components over pairs of seeds.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe, with seeds and numbers of components.
+
+    Yields:
+        Mean and standard deviation by coefficients (W) and by pseudo-Fishers (G), for each number of components.
+    """
+    kept, missing = _distinct(experiment, step.options.counts)
     yield from missing
-    for count in counts:
-        fits = [shop.fit(_with(shop, bench, count, seed)) for seed in step.options["seeds"]]
-        similarity = compare_seeds(fits)
-        seeds = ", ".join(map(str, step.options["seeds"]))
-        changed = {"components": (count, len(fits[0].components)), "seed": (seeds, seeds)}
-        for measure, mean, deviation in (
-            ("W", similarity.coefficients, similarity.coefficients_deviation),
-            ("G", similarity.pseudo_fishers, similarity.pseudo_fishers_deviation),
+    seeds = ", ".join(map(str, step.options.seeds))
+    for count, varied in kept.items():
+        similarity = compare_seeds([varied.varied(seed=seed).fit() for seed in step.options.seeds])
+        changed: Changed = {"components": (count, varied.here.components), "seed": (seeds, seeds)}
+        for measure, value in (
+            ("W", similarity.coefficients),
+            ("W sd", similarity.coefficients_deviation),
+            ("G", similarity.pseudo_fishers),
+            ("G sd", similarity.pseudo_fishers_deviation),
         ):
-            yield Value({"components": count, "measure": measure}, mean, changed)
-            yield Value({"components": count, "measure": f"{measure} sd"}, deviation, changed)
+            yield Value({"components": count, "measure": measure}, value, changed)
 
 
-def splits(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Percentage of the splits of prediction-tuned components that are tuned to the same prediction."""
-    counts, missing = _distinct(shop, bench, step.options["components"])
+def splits(experiment: Experiment, step: Step) -> Iterator[Measured]:
+    """Percentage of the splits of prediction-tuned components that are tuned to the same prediction.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe, with numbers of components.
+
+    Yields:
+        The percentage for each pair of numbers of components, and the mean over pairs.
+    """
+    kept, missing = _distinct(experiment, step.options.counts)
     yield from missing
-    shares = []
-    for coarse, fine in combinations(counts, 2):
-        pair = [_with(shop, bench, count) for count in (coarse, fine)]
-        first, second = (shop.fit(one) for one in pair)
-        parent = matching.parents(matching.coefficient_similarity(first.coefficients, second.coefficients))
-        kept, of = matching.preserved(parent, *(shop.analysis(one).tuned_predictions for one in pair))
-        if of:
-            shares.append(100 * kept / of)
-        here = " → ".join(str(one.here.components) for one in pair)
-        changed = {"components": (f"{coarse} → {fine}", here)}
-        yield Value({"pair": f"{coarse} → {fine}"}, shares[-1] if of else None, changed)
-    yield Value({"pair": "mean"}, float(np.mean(shares)) if shares else None, {"components": ("all", "all")})
+    percentages = []
+    for (coarse, first), (fine, second) in combinations(kept.items(), 2):
+        parent = matching.parents(matching.coefficient_similarity(first.fit().coefficients, second.fit().coefficients))
+        tuned = (each.analysis().tuned_predictions for each in (first, second))
+        preserved, of = matching.preserved(parent, *tuned)
+        percentages += [100 * preserved / of] if of else []
+        pair = f"{coarse} → {fine}"
+        changed = {"components": (pair, f"{first.here.components} → {second.here.components}")}
+        yield Value({"pair": pair}, percentages[-1] if of else None, changed)
+    mean = float(np.mean(percentages)) if percentages else None
+    yield Value({"pair": "mean"}, mean, {"components": ("all", "all")})
 
 
 class ReducedRows:
@@ -104,48 +110,48 @@ class ReducedRows:
         return rows / torch.where(norm > 0, norm.sqrt(), 1.0)
 
 
-def _fit_rows(shop: Workshop, bench: Bench, rank: int | None, seed: int) -> Decomposition:
+def _fit_reduced(experiment: Experiment, rank: int) -> Decomposition:
     """NPEFF of a run with its Fishers reduced to `rank`; kept beside the runs, because it is of other rows."""
-    if rank is None:
-        return shop.fit(_with(shop, bench, seed=seed))
-    asked = shop.fit_config(_with(shop, bench, seed=seed))
-    config = FitConfig(components=bench.here.components, seed=seed, solver=asked.solver, device=asked.device)
-    if asked.solver == "paper":
-        config = replace(config, paper=asked.paper)
-    else:
-        assert asked.paper == PaperConfig()
-    name = json.dumps([bench.run.fingerprint, rank, to_dict(config)], sort_keys=True)
-    folder = shop.out / "reduced" / hashlib.sha256(name.encode()).hexdigest()[:16]
+    config = experiment.fit_config().with_components(experiment.here.components)
+    folder = experiment.kept("reduced", rank, to_dict(config))
     if (folder / "config.json").is_file():
         return load(folder)
-    decomposition = create(config, quiet=False).fit(ReducedRows(bench.run.source("fisher"), rank))
+    decomposition = create(config, quiet=False).fit(ReducedRows(experiment.run.source("fisher"), rank))
     decomposition.save(folder)
     return decomposition
 
 
-def _alike(first: Decomposition, second: Decomposition) -> float:
+def _similarity(first: Decomposition, second: Decomposition) -> float:
     return matching.mean_best_similarity(matching.coefficient_similarity(first.coefficients, second.coefficients))
 
 
-def rank_similarity(shop: Workshop, bench: Bench, step: Step) -> Findings:
-    """Similarity to the decomposition of all rows, for Fishers of fewer; for all rows, that of another seed."""
-    projections = int(bench.paper.directions.split(":")[1])
-    seed, other = step.options["seeds"]
-    whole = _fit_rows(shop, bench, None, seed)
-    for rank in step.options["ranks"]:
+def rank_similarity(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """Similarity of the decomposition of Fishers of lower rank to that of the whole ones.
+
+    Args:
+        experiment: What to measure; its directions are random projections.
+        step: The step of the recipe, with ranks and two seeds.
+
+    Yields:
+        The similarity for each lower rank and, for the full rank, that of the other seed.
+    """
+    projections = int(experiment.paper.directions.split(":")[1])
+    first, second = (experiment.varied(seed=seed) for seed in step.options.seeds)
+    whole = first.fit()
+    for rank in step.options.ranks:
         if rank < projections:
-            alike = _alike(whole, _fit_rows(shop, bench, rank, seed))
-            yield Value({"eps": projections, "rank": rank}, alike, {"rank": (rank, rank)})
-    yield Value({"eps": projections, "rank": projections}, _alike(whole, _fit_rows(shop, bench, None, other)))
+            similarity = _similarity(whole, _fit_reduced(first, rank))
+            yield Value({"eps": projections, "rank": rank}, similarity, {"rank": (rank, rank)})
+    yield Value({"eps": projections, "rank": projections}, _similarity(whole, second.fit()))
 
 
-def projection_similarity(shop: Workshop, bench: Bench, step: Step) -> Findings:
+def projection_similarity(experiment: Experiment, step: Step) -> Iterator[Value]:
     """Similarity to the decomposition with more projections of the expectation."""
-    most = shop.fit(shop.bench(replace(bench.paper, directions=step.options["against"])))
-    yield Value({"measure": "Similarity"}, _alike(shop.fit(bench), most))
+    most = experiment.runs.experiment(replace(experiment.paper, directions=step.options.against))
+    yield Value({"measure": "Similarity"}, _similarity(experiment.fit(), most.fit()))
 
 
-def eigenvalue_decay(shop: Workshop, bench: Bench, step: Step) -> Findings:
+def eigenvalue_decay(experiment: Experiment, step: Step) -> Iterator[Value]:
     """Mean share of the trace in each eigenvalue."""
-    for number, share in enumerate(spectra(SpectraConfig(str(bench.run.path))).decay, 1):
+    for number, share in enumerate(spectra(SpectraConfig(str(experiment.run.path))).decay, 1):
         yield Value({"number": number}, share)

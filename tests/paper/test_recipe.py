@@ -9,10 +9,8 @@ import pytest
 
 from npeff.collect.config import SketchConfig
 from npeff.decompose.config import METHODS
-from npeff.models.config import EMBEDDED
-from npeff.paper.measures import STEPS
+from npeff.paper.measures import MEASURES
 from npeff.paper.recipe import Setup, Step, load_recipe, parse_recipe, recipe_names
-from npeff.paper.scaling import Scale, collections, estimate
 from npeff.tasks.task import load_task
 from npeff.utils.errors import UserError
 
@@ -58,7 +56,7 @@ def test_every_recipe_is_well_formed() -> None:
             assert load_task(setup.task).name == setup.task
             SketchConfig(setup.sketch, setup.dim)
         for step in recipe.steps:
-            assert step.do in STEPS, (name, step.do)
+            assert step.do in MEASURES, (name, step.do)
             assert set(step.methods) <= set(METHODS)
         assert {step.setup for step in recipe.steps} == set(recipe.setups), name
         used = [value for row in recipe.numbers.values() for value in row]
@@ -117,6 +115,7 @@ def test_mistakes_in_a_recipe_are_told() -> None:
         ({"colour": "red"}, "Unknown option colour"),
         ({"steps": [{"do": "tunings", "setup": "sst2"}]}, "not there"),
         ({"setups": {"sst2": {"task": "sst2", "size": 3}}}, "Unknown option size"),
+        ({"steps": [{"do": "tunings", "setup": "sst2", "options": {"sizes": [3]}}]}, "Unknown option sizes"),
     ):
         with pytest.raises(UserError, match=message):
             parse_recipe("x", good | change)
@@ -127,42 +126,6 @@ def test_mistakes_in_a_recipe_are_told() -> None:
 def test_names_and_labels_find_the_same_recipe() -> None:
     assert load_recipe("main_tunings") == load_recipe("tab:main_tunings") == load_recipe("tunings")
     assert load_recipe("eigenvalue_decay").name == "eigenvalue-decay"
-
-
-def test_rules_of_scaling() -> None:
-    paper = load_recipe("tunings").setups["sst2"]
-    assert Scale(1).setup(paper) == paper
-    assert Scale(1).settle(paper, paper, 60_000) == paper
-    half = Scale(0.5).setup(paper)
-    assert (half.examples, half.model, half.sketch, half.solver) == (30_000, paper.model, "sparse", "paper")
-    small = Scale(0.04).setup(paper)
-    assert (small.examples, small.model, small.sketch, small.solver) == (2400, EMBEDDED, "kron", "als")
-    settled = Scale(0.04).settle(paper, small, 2400)
-    assert settled.components == 102
-    assert settled.joint_rate == pytest.approx(3e-4 * 25)
-    assert Scale(0.04).settle(paper, small, 800).components == 50, "no more than one per 16 examples"
-    assert Scale(1e-9).setup(paper).examples == 64
-    assert Scale(0.04, solver="paper").setup(paper).solver == "paper"
-    assert Scale(0.04, solver="als").setup(paper, keep_solver=True).solver == "paper"
-    own = Scale(1, model="mine", examples={"sst2": 2400})
-    assert own.setup(paper).examples == 2400
-    assert own.setup(paper).model == "mine"
-    assert own.settle(paper, own.setup(paper), 2400).components == 102
-    assert Scale(0.04).count(paper, 50, 50) == 10
-    assert [Scale(scale).sae_steps(paper, 51_200) for scale in (1, 0.1, 1e-4)] == [51_200, 5120, 2000]
-    assert Scale(0.25).perturbed(paper, 128, 512) == 32
-    assert Scale(0.01).perturbed(paper, 128, 512) == 4
-    assert Scale(0.01).perturbed(paper, 128, 3) == 3
-
-
-def test_estimates() -> None:
-    recipe = load_recipe("expectation-projections")
-    assert [setup.directions for setup in collections(recipe, Scale(1))] == [
-        f"projection:{count}" for count in (1, 4, 16, 64)
-    ]
-    assert len(collections(load_recipe("seeds"), Scale(1))) == 2, "seeds share a collection"
-    assert 0 < estimate(recipe, Scale(0.01)) < estimate(recipe, Scale(1))
-    assert estimate(load_recipe("human-evaluation"), Scale(1)) == 0
 
 
 def test_variations() -> None:

@@ -1,0 +1,66 @@
+"""Contexts: how they are drawn, and that reading one once changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from npeff.collect.config import CollectConfig, SketchConfig
+from npeff.collect.run import collect
+from npeff.collect.session import prepare_run
+from npeff.models.config import ModelConfig
+from npeff.paper.icl_context import Predictor, draw, render
+from npeff.store.run import Run
+from npeff.tasks.config import DataConfig
+from npeff.utils.errors import UserError
+from tests import tiny
+
+
+def test_sets_do_not_meet_the_scored_examples() -> None:
+    sets, scored = draw(np.arange(100, 160), shots=6, sets=20, scored=40, seed=3)
+    assert len(sets) == 20
+    assert all(len(set(chosen)) == 6 for chosen in sets)
+    assert len(set(scored)) == 40
+    assert not set(scored) & {example for chosen in sets for example in chosen}
+    assert draw(np.arange(100, 160), 6, 20, 40, 3) == (sets, scored)
+    with pytest.raises(UserError, match="Only 60 usable examples have a label"):
+        draw(np.arange(60), 6, 20, 55, 3)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox", "opt"])
+def test_reading_the_context_once_changes_nothing(family: str, tmp_path: Path, review_file: Path) -> None:
+    config = CollectConfig(
+        str(tmp_path / "run"),
+        data=DataConfig(data=str(review_file)),
+        model=ModelConfig(str(tiny.save(tmp_path / "model", family))),
+        sketch=SketchConfig(dim=64),
+        fisher=False,
+        gradient=False,
+    )
+    other = collect(config)
+    prepared = prepare_run(other)
+    context = render(prepared.task, other.table, [0, 1])
+    assert context.count("Review: ") == 2
+    assert "Sentiment: Negative\n\n" in context
+    shared, plain = Predictor(prepared), Predictor(prepared)
+    plain.shares = False
+    examples = other.table.slice(2)
+    assert shared.predict(context, examples).tolist() == plain.predict(context, examples).tolist()
+    assert shared.shares, "the first batch agreed with whole prompts"
+    # without a context the run's own predictions come back
+    assert shared.predict("", other.table).tolist() == other.table["prediction"].to_pylist()
+
+
+def test_a_cache_that_disagrees_is_not_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = Predictor(prepare_run(run))
+    plain = predictor._behind
+
+    def behind(past: object, prompts: list[list[int]]) -> torch.Tensor:
+        return plain(None, prompts) if past is None else torch.randn(len(prompts), 2) * 9
+
+    monkeypatch.setattr(predictor, "_behind", behind)
+    assert predictor.predict("", run.table).tolist() == run.table["prediction"].to_pylist()
+    assert not predictor.shares
