@@ -35,8 +35,9 @@ from npeff.decompose.run import open_decomposition as _open_decomposition
 from npeff.explore.themes import Annotations
 from npeff.perturb.config import Direction, PerturbConfig
 from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
-from npeff.perturb.protocol import make_plan, plan_directions
+from npeff.perturb.protocol import make_plan
 from npeff.perturb.run import perturb
+from npeff.perturb.whitening import plan_directions
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.run import pull, push
 from npeff.store.examples import label_texts

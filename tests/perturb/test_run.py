@@ -11,49 +11,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from peft import PeftModel
-from safetensors.torch import load_file
 
 from npeff.cli import replay
 from npeff.config import ReplayConfig
 from npeff.decompose.run import open_decomposition
-from npeff.models.config import ModelConfig
-from npeff.models.load import load_model
 from npeff.perturb import run as command
-from npeff.perturb.config import PerturbConfig, SensingConfig
+from npeff.perturb.config import SensingConfig
 from npeff.perturb.evaluate import geometric_mean
-from npeff.perturb.protocol import make_plan, plan_directions
+from npeff.perturb.protocol import make_plan
 from npeff.perturb.run import perturb
-from npeff.perturb.where import by_layer_and_kind, find_places, largest_entries, low_rank, split_name
+from npeff.perturb.whitening import plan_directions
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
 from tests import tiny
-
-
-@pytest.fixture
-def config(run, tmp_path):
-    """A config for a copy of the run, so that tests do not see each other's results."""
-    shutil.copytree(run.path, tmp_path / "run")
-    return PerturbConfig(
-        run=str(tmp_path / "run"),
-        decomposition="npeff",
-        components=(1, 4),
-        direction="reject",
-        top=4,
-        random=16,
-        target_kl=1e-3,
-        device="cpu",
-    )
-
-
-def change(config, **changes):
-    return from_dict(PerturbConfig, to_dict(config) | changes)
-
-
-def results(config, label):
-    folder = Run.open(config.run).path / "perturbations" / label
-    return folder, json.loads((folder / "results.json").read_text(encoding="utf-8"))
+from tests.perturb.conftest import change, results
 
 
 def test_perturb_measures_both_signs_at_equal_effect(config):
@@ -171,52 +143,6 @@ def test_a_stopped_command_continues(config, monkeypatch):
         perturb(change(broken, target_kl=0.5))
 
 
-def test_what_is_saved_is_what_was_measured(config, model_directory):
-    """Delta, model and adapter all lead to the perturbed weights."""
-    original = dict(load_model(ModelConfig(model=str(model_directory), device="cpu")).network.named_parameters())
-    for kind in ("delta", "model", "adapter"):
-        perturb(change(config, components=[1], save=kind, label=kind, adapter_share=0.999, adapter_rank=64))
-    folder, saved = results(config, "delta")
-    delta = load_file(folder / "delta" / "00001.safetensors")
-    best = saved["components"][0]["best"]
-    length = sum(float(part.double().square().sum()) for part in delta.values()) ** 0.5
-    assert length == pytest.approx(best["magnitude"], rel=1e-4)
-    model = load_model(ModelConfig(model=str(results(config, "model")[0] / "model" / "00001"), device="cpu"))
-    for name, parameter in model.network.named_parameters():
-        torch.testing.assert_close(parameter, original[name] + delta.get(name, 0), rtol=0, atol=1e-6)
-    folder, saved = results(config, "adapter")
-    adapter = load_file(folder / "adapter" / "00001" / "adapter_model.safetensors")
-    assert saved["components"][0]["saved"]["kept"] > 0.9
-    name = "model.layers.1.mlp.down_proj"
-    A, B = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
-    error = (B @ A - delta[f"{name}.weight"]).norm() / delta[f"{name}.weight"].norm()
-    assert error < 0.04
-    with pytest.raises(UserError, match="No small adapter"):
-        perturb(change(config, components=[1], save="adapter", label="small", adapter_share=0.999, adapter_rank=1))
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_peft_loads_the_adapter(config, many_answers, tmp_path, family):
-    """PEFT's own loader gives the weights of the delta: of Linear modules, and of GPT-2's transposed Conv1D."""
-    if family == "gpt2":
-        shutil.copytree(many_answers.path, tmp_path / "ten")
-        config = change(config, run=str(tmp_path / "ten"))
-    config = change(config, components=[1], adapter_share=0.9999)
-    for kind in ("delta", "adapter"):
-        perturb(change(config, save=kind, label=kind))
-    delta = load_file(results(config, "delta")[0] / "delta" / "00001.safetensors")
-    where = Run.open(config.run).manifest["config"]["model"]["model"]
-    network = load_model(ModelConfig(model=where, device="cpu")).network
-    original = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
-    adapted = PeftModel.from_pretrained(network, str(results(config, "adapter")[0] / "adapter" / "00001"))
-    changed = dict(adapted.merge_and_unload().named_parameters())
-    matrices = [name for name, part in delta.items() if part.ndim == 2]
-    assert len(matrices) > 4
-    for name in matrices:
-        change_made = changed[name].detach() - original[name]
-        assert (change_made - delta[name]).norm() < 0.02 * delta[name].norm() + 1e-6
-
-
 def test_all_methods_in_one_table(config):
     every = change(config, decomposition="all", components=[], count=2, top=3)
     found = perturb(every)
@@ -244,37 +170,6 @@ def test_replay_gives_the_same_results(config, tmp_path):
     for one, other in zip(before["components"], after["components"], strict=True):
         assert one["component"] == other["component"]
         assert one["best"]["ratio"] == pytest.approx(other["best"]["ratio"], rel=1e-4)
-
-
-def test_where_it_lives():
-    network = tiny.network("gpt2")
-    from npeff.models.select import select_parameters
-
-    selection = select_parameters(network)
-    generator = torch.Generator().manual_seed(0)
-    vector = {m.name: torch.randn(m.shape, generator=generator) * 1e-3 for m in selection.modules}
-    module = next(m for m in selection.modules if m.name == "transformer.h.1.mlp.c_fc")
-    vector[module.name][5, 7] = 3.0
-    vector[module.name][2, -1] = -2.0
-    places = {place.module: place for place in find_places(vector)}
-    assert places[module.name].share > 0.9
-    assert (places[module.name].layer, places[module.name].kind) == (1, "mlp.c_fc")
-    assert places[module.name].ranks[1] == pytest.approx(9 / 13, abs=0.05)
-    assert places[module.name].ranks[4] > 0.99
-    largest = largest_entries(selection, vector, 2)
-    assert largest[0]["parameter"] == f"{module.name}.weight"
-    assert largest[0]["index"] == [7, 5]  # Conv1D keeps its weight as d_in × d_out
-    assert largest[1]["parameter"] == f"{module.name}.bias"
-    assert largest[1]["index"] == [2]
-    layers, kinds, shares = by_layer_and_kind(list(places.values()))
-    assert layers == [0, 1]
-    assert np.sum(shares) == pytest.approx(1)
-    assert shares[1][kinds.index("mlp.c_fc")] == places[module.name].share
-    assert split_name("lm_head") == (-1, "lm_head")
-    B, A, kept = low_rank(vector[module.name], 0.95)
-    assert A.shape[0] == 2
-    assert kept > 0.95
-    assert B.shape == (module.shape[0], 2)
 
 
 def test_bad_input(config):

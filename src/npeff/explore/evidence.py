@@ -12,7 +12,7 @@ from typing import Any
 
 from npeff.decompose.base import Decomposition
 from npeff.perturb.evaluate import summary
-from npeff.perturb.identity import identity
+from npeff.perturb.report import identity
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run

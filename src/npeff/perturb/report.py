@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from npeff.decompose.base import Decomposition
 from npeff.perturb.evaluate import summary
 from npeff.perturb.where import Place, by_layer_and_kind
-from npeff.utils.files import write_csv, write_json
+from npeff.store.run import Run
+from npeff.utils.errors import UserError
+from npeff.utils.files import only_one, read_object, remove_partials, write_csv, write_json
 from npeff.utils.report import new_figure, write_figure
 from npeff.utils.tables import write_tables
 
@@ -109,3 +114,82 @@ def _draw_places(path: Path, records: Sequence[dict[str, Any]]) -> None:
         axes.set_ylabel("layer")
         figure.colorbar(image, ax=axes, shrink=0.8)
     write_figure(path, figure, dpi=120)
+
+
+OVERVIEW = (
+    "label",
+    "decomposition",
+    "direction",
+    "way",
+    "compared at",
+    "components",
+    "KL ratio",
+    "norm ratio",
+    "predicted",
+)
+_PATIENCE = 10.0
+"""Seconds to wait for another perturbation that writes its table; that takes milliseconds."""
+
+
+def write_overview(folder: Path) -> str:
+    """Write table.md, table.tex and table.csv of all finished results below `folder`; returns the table in Markdown."""
+    rows = [_read_row(results) for results in sorted(folder.glob("*/results.json"))]
+    rows.sort(key=lambda row: -row["KL ratio"])
+    lines = ["| " + " | ".join(OVERVIEW) + " |", "|---" * len(OVERVIEW) + "|"]
+    lines += ["| " + " | ".join(_cell(row[name]) for name in OVERVIEW) + " |" for row in rows]
+    markdown = "\n".join(lines) + "\n"
+    with only_one(folder, wait=_PATIENCE):
+        remove_partials(folder)
+        write_csv(folder / "table.csv", [OVERVIEW, *([row[name] for name in OVERVIEW] for row in rows)])
+        write_tables(folder / "table", markdown)
+    return markdown
+
+
+def _read_row(results: Path) -> dict[str, Any]:
+    try:
+        made_of, found = read_object(results.parent / "config.json"), read_object(results)
+        if found["key"] != made_of["key"]:
+            raise UserError(f"{results} is of something else. Delete it, and run `npeff perturb` again.")
+        return _row(results.parent.name, made_of["config"], found["summary"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{results} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
+        ) from error
+
+
+def _row(label: str, config: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    fixed = config["magnitude"]
+    return {
+        "label": label,
+        "decomposition": config["decomposition"] or "the only one",
+        "direction": config["direction"],
+        "way": config["way"],
+        "compared at": f"KL {config['target_kl']:g}" if fixed is None else f"length {fixed:g}",
+        "components": found["components"],
+        "KL ratio": found["kl_ratio"],
+        "norm ratio": found["norm_ratio"],
+        "predicted": found["predicted_ratio"],
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# options that say where results go, how fast they come or what comes with them, not what they are
+_NOT_IDENTITY = ("run", "label", "overwrite", "device", "memory_gb", "predict")
+
+
+def identity(run: Run, decomposition: Decomposition, config: Mapping[str, Any]) -> str:
+    """Digest of the run, the decomposition and those options of `config` that results depend on."""
+    options = {name: value for name, value in config.items() if name not in _NOT_IDENTITY}
+    made_of = [run.fingerprint, run.manifest["examples_sha256"], _digest(decomposition), options]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(decomposition: Decomposition) -> str:
+    digest = hashlib.sha256(decomposition.components.contiguous().numpy().data)
+    digest.update(decomposition.coefficients.contiguous().numpy().data)
+    return digest.hexdigest()

@@ -16,15 +16,14 @@ from npeff.decompose.config import METHODS
 from npeff.decompose.run import open_decomposition
 from npeff.perturb.config import ALL, PerturbConfig
 from npeff.perturb.evaluate import Evaluator, Outcome, ratio
-from npeff.perturb.identity import identity
 from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
-from npeff.perturb.overview import write_overview
-from npeff.perturb.protocol import Directions, Plan, make_plan, plan_directions
-from npeff.perturb.report import write_report
+from npeff.perturb.protocol import Plan, make_plan
+from npeff.perturb.report import identity, write_overview, write_report
 from npeff.perturb.row_weights import check_method, truncate
 from npeff.perturb.save import save_adapter, save_delta, save_model
 from npeff.perturb.sensing import Scaled, check_sketch, sense
 from npeff.perturb.where import find_places, largest_entries
+from npeff.perturb.whitening import Directions, plan_directions
 from npeff.store.layout import PERTURBATIONS, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from npeff.decompose.run import open_decomposition
-from npeff.perturb.divergence import Divergence
+from npeff.perturb.evaluate import Divergence
 from npeff.perturb.lift import scale_to_unit
 from npeff.perturb.row_weights import RowSums, component_sums
 from npeff.perturb.weights import EditedWeights
