@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -18,6 +17,7 @@ from npeff.perturb.lift import Lifter
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.files import read_object
 from tests import tiny
 
 WORDS = ("good", "bad", "fine", "dull", "great", "long", "old", "best", "half", "worth")
@@ -102,7 +102,7 @@ def config(run, tmp_path):
     return PerturbConfig(
         run=str(tmp_path / "run"),
         decomposition="npeff",
-        components=(1, 4),
+        component=(1, 4),
         direction="reject",
         top=4,
         random=16,
@@ -117,4 +117,4 @@ def change(config, **changes):
 
 def results(config, label):
     folder = Run.open(config.run).path / "perturbations" / label
-    return folder, json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return folder, read_object(folder / "results.json")

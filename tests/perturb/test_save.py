@@ -11,17 +11,18 @@ from safetensors.torch import load_file
 
 from npeff.models.config import ModelConfig
 from npeff.models.load import load_model
+from npeff.perturb import save
 from npeff.perturb.run import perturb
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.perturb.conftest import change, results
 
 
-def test_what_is_saved_is_what_was_measured(config, model_directory):
+def test_what_is_saved_is_what_was_measured(config, model_directory, monkeypatch):
     """Delta, model and adapter all lead to the perturbed weights."""
     original = dict(load_model(ModelConfig(model=str(model_directory), device="cpu")).network.named_parameters())
     for kind in ("delta", "model", "adapter"):
-        perturb(change(config, components=[1], save=kind, label=kind, adapter_share=0.999, adapter_rank=64))
+        perturb(change(config, component=[1], save=kind, perturbation=kind, adapter_share=0.999))
     folder, saved = results(config, "delta")
     delta = load_file(folder / "delta" / "00001.safetensors")
     best = saved["components"][0]["best"]
@@ -37,8 +38,9 @@ def test_what_is_saved_is_what_was_measured(config, model_directory):
     A, B = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
     error = (B @ A - delta[f"{name}.weight"]).norm() / delta[f"{name}.weight"].norm()
     assert error < 0.04
+    monkeypatch.setattr(save, "LARGEST_RANK", 1)
     with pytest.raises(UserError, match="No small adapter"):
-        perturb(change(config, components=[1], save="adapter", label="small", adapter_share=0.999, adapter_rank=1))
+        perturb(change(config, component=[1], save="adapter", perturbation="small", adapter_share=0.999))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -47,9 +49,9 @@ def test_peft_loads_the_adapter(config, many_answers, tmp_path, family):
     if family == "gpt2":
         shutil.copytree(many_answers.path, tmp_path / "ten")
         config = change(config, run=str(tmp_path / "ten"))
-    config = change(config, components=[1], adapter_share=0.9999)
+    config = change(config, component=[1], adapter_share=0.9999)
     for kind in ("delta", "adapter"):
-        perturb(change(config, save=kind, label=kind))
+        perturb(change(config, save=kind, perturbation=kind))
     delta = load_file(results(config, "delta")[0] / "delta" / "00001.safetensors")
     where = Run.open(config.run).manifest["config"]["model"]["model"]
     network = load_model(ModelConfig(model=where, device="cpu")).network

@@ -23,13 +23,13 @@ def test_where_it_lives():
     places = {place.module: place for place in find_places(vector)}
     assert places[module.name].share > 0.9
     assert (places[module.name].layer, places[module.name].kind) == (1, "mlp.c_fc")
-    assert places[module.name].ranks[1] == pytest.approx(9 / 13, abs=0.05)
-    assert places[module.name].ranks[4] > 0.99
+    assert places[module.name].ranks["1"] == pytest.approx(9 / 13, abs=0.05)
+    assert places[module.name].ranks["4"] > 0.99
     largest = largest_entries(selection, vector, 2)
-    assert largest[0]["parameter"] == f"{module.name}.weight"
-    assert largest[0]["index"] == [7, 5]  # Conv1D keeps its weight as d_in × d_out
-    assert largest[1]["parameter"] == f"{module.name}.bias"
-    assert largest[1]["index"] == [2]
+    assert largest[0].parameter == f"{module.name}.weight"
+    assert largest[0].index == [7, 5]  # Conv1D keeps its weight as d_in × d_out
+    assert largest[1].parameter == f"{module.name}.bias"
+    assert largest[1].index == [2]
     layers, kinds, shares = by_layer_and_kind(list(places.values()))
     assert layers == [0, 1]
     assert np.sum(shares) == pytest.approx(1)

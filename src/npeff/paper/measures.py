@@ -57,15 +57,15 @@ def perturbations(shop: Workshop, bench: Bench, step: Step) -> Findings:
             magnitude=None if scale.is_small(paper) else MAGNITUDE,
             predict=False,  # the paper's tables have no predictions
             device=shop.device,
-            label=f"reproduce-{fit.decomposition}",
+            perturbation=f"reproduce-{fit.decomposition}",
         )
         try:
-            found = perturb(config)
+            (results,) = perturb(config).values()
         except UserError as error:  # a method may have no component with enough examples; the others go on
             yield Missing(f"{bench.here.task}, {METHOD_TITLES[method]}: perturbations", str(error))
             continue
-        yield Value({"method": METHOD_TITLES[method], "measure": "KL"}, found["kl_ratio"])
-        yield Value({"method": METHOD_TITLES[method], "measure": "Norm"}, found["norm_ratio"])
+        yield Value({"method": METHOD_TITLES[method], "measure": "KL"}, results.summary.kl_ratio)
+        yield Value({"method": METHOD_TITLES[method], "measure": "Norm"}, results.summary.norm_ratio)
 
 
 def in_context(shop: Workshop, bench: Bench, step: Step) -> Findings:

@@ -12,6 +12,7 @@ from npeff.decompose.base import Decomposition, Order
 from npeff.perturb.row_weights import check_component
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
+from npeff.utils.types import Array
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,12 @@ class Tops:
     """Examples of a component under one order of its coefficients."""
 
     component: int
+    """Its number."""
     order: Order
-    top: np.ndarray
+    """What the examples are ranked by."""
+    top: Array
     """The first ones, best first."""
-    related: np.ndarray
+    related: Array
     """As many behind them, or fewer."""
 
 
@@ -32,16 +35,16 @@ class Plan:
 
     tops: dict[int, list[Tops]]
     """Component → its examples under every order of the method."""
-    random: np.ndarray
+    random: Array
     """Examples to compare with, drawn from all that are usable, ascending."""
-    background: np.ndarray
+    background: Array
     """Examples that whitening may use: none of the random ones."""
 
     @property
     def components(self) -> list[int]:
         return list(self.tops)
 
-    def top_examples(self, component: int) -> np.ndarray:
+    def top_examples(self, component: int) -> Array:
         """Top examples of a component under any order, ascending."""
         return np.unique(np.concatenate([tops.top for tops in self.tops[component]]))
 
@@ -49,7 +52,23 @@ class Plan:
 def make_plan(
     run: Run, decomposition: Decomposition, components: Sequence[int], count: int, top: int, random: int, seed: int
 ) -> Plan:
-    """Use `components`, or without any draw `count` of those that have `top` examples; draw the random examples."""
+    """Choose components and examples. The random examples do not depend on the components.
+
+    Args:
+        run: The run.
+        decomposition: One of its decompositions.
+        components: Numbers of components; without any, `count` of those with at least `top` examples are drawn.
+        count: How many to draw.
+        top: Top examples of a component.
+        random: Random examples to compare with.
+        seed: Seed of what is drawn.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UserError: There are too few examples, or a component does not exist or is not used.
+    """
     usable = np.flatnonzero(run.usable)
     if len(usable) < random + top:
         raise UserError(

@@ -40,15 +40,22 @@ class EditedWeights:
         self._originals = {}
 
     def add(self, vector: Mapping[str, torch.Tensor], scale: float) -> None:
-        """Set every parameter to its original plus scale times its part of `vector`; absent modules stay original."""
+        """Set every parameter to its original plus scale times its part of a vector.
+
+        Args:
+            vector: Module name → [d_out, columns]; parameters of absent modules become the original.
+            scale: What to multiply the vector with.
+
+        Raises:
+            ValueError: A part of the vector has another shape than its parameter.
+        """
+        changes = {
+            name: change
+            for module, matrix in vector.items()
+            for name, change in self.modules[module].unpack(matrix).items()
+        }
         with torch.no_grad():
-            parameters = dict(self._parameters())
-            changes = {
-                name: change
-                for module, matrix in vector.items()
-                for name, change in self.modules[module].unpack(matrix).items()
-            }
-            for name, parameter in parameters.items():
+            for name, parameter in self._parameters():
                 original = self._originals[name]
                 if name in changes and changes[name].shape != original.shape:
                     raise ValueError(f"{name} has shape {tuple(original.shape)}, not {tuple(changes[name].shape)}")
@@ -60,9 +67,7 @@ class EditedWeights:
 
     def restore(self) -> None:
         """Put the original parameters back."""
-        with torch.no_grad():
-            for name, parameter in self._parameters():
-                parameter.copy_(self._originals[name])
+        self.add({}, 0.0)
 
     def _parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Name and tensor of every parameter that a vector can change."""
@@ -74,12 +79,19 @@ class EditedWeights:
 
 @contextlib.contextmanager
 def moving(modules: Iterable[CapturedModule], vector: Parameters) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Inside, whatever the model computes carries its derivative along `vector`; yields what reads it.
+    """Inside, whatever the model computes carries its derivative along a change of the parameters.
 
     with moving(selection.modules, vector) as derivative:
         dz = derivative(answer logits)      # J v
 
     Modules hold dual numbers of their parameters and the vector meanwhile; the parameters themselves stay as they are.
+
+    Args:
+        modules: The modules that the vector may change.
+        vector: Module name → [d_out, columns].
+
+    Yields:
+        A function that gives the derivative of a tensor, in its own shape.
     """
     held: list[tuple[torch.nn.Module, str, torch.nn.Parameter | None]] = []
     try:
@@ -100,5 +112,5 @@ def moving(modules: Iterable[CapturedModule], vector: Parameters) -> Iterator[Ca
 
 
 def _derivative(value: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor | None = forward_ad.unpack_dual(value).tangent
-    return torch.zeros_like(value) if found is None else found
+    tangent: torch.Tensor | None = forward_ad.unpack_dual(value).tangent
+    return torch.zeros_like(value) if tangent is None else tangent
