@@ -46,15 +46,13 @@ class Divergence:
         self._prompts = [prompts[i] for i in self.examples]
         self._batches = list(prepared.collector.batches(self._prompts, prepared.config.batch_tokens))
         self._before = self._log_probabilities()
-        self.predictions = self._predictions(self._before)
+        self.predictions: Array = self._before.argmax(1).numpy()
 
     def measure(self) -> tuple[Array, Array]:
         """KL divergence [n] of every example from before (infinite where it is no number), and predictions now [n]."""
         after = self._log_probabilities()
-        kl = np.empty(len(self.examples))
-        for batch, old, new in zip(self._batches, self._before, after, strict=True):
-            kl[batch] = (old.exp() * (old - new)).sum(1).clamp_min(0).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
-        return kl, self._predictions(after)
+        kl = (self._before.exp() * (self._before - after)).sum(1).clamp_min(0)
+        return kl.nan_to_num(nan=math.inf, posinf=math.inf).numpy(), after.argmax(1).numpy()
 
     def second_order(self, vector: Parameters) -> Array:
         """KL per squared magnitude of an infinitesimal change along a vector: half the variance of Jv under p.
@@ -65,26 +63,23 @@ class Divergence:
         Returns:
             One value for each example, [n].
         """
-        kl = np.empty(len(self.examples))
         with moving(self._modules, vector) as derivative:  # once for all batches: it may have to copy the vector
-            for batch, before in zip(self._batches, self._before, strict=True):
-                dz = derivative(self._model.logits([self._prompts[i] for i in batch])[0]).double().cpu()
-                p = before.exp()
-                mean = (p * dz).sum(1, keepdim=True)
-                kl[batch] = 0.5 * (p * (dz - mean).square()).sum(1).numpy()
-        return kl
+            dz = self._outputs(lambda z: derivative(z).double())
+        p = self._before.exp()
+        mean = (p * dz).sum(1, keepdim=True)
+        variance: Array = (p * (dz - mean).square()).sum(1).numpy()
+        return variance / 2
 
-    def _log_probabilities(self) -> list[torch.Tensor]:
-        """Log p of all answers, float64 [B, r] for every batch; a small divergence would drown in float32."""
+    def _log_probabilities(self) -> torch.Tensor:
+        """Log p of all answers, float64 [n, r]; a small divergence would drown in float32."""
         with torch.inference_mode():
-            logits = [self._model.logits([self._prompts[i] for i in batch])[0] for batch in self._batches]
-            return [z.double().log_softmax(1).cpu() for z in logits]
+            return self._outputs(lambda z: z.double().log_softmax(1))
 
-    def _predictions(self, log_probabilities: list[torch.Tensor]) -> Array:
-        predictions = np.empty(len(self.examples), dtype=np.int64)
-        for batch, values in zip(self._batches, log_probabilities, strict=True):
-            predictions[batch] = values.argmax(1).numpy()
-        return predictions
+    def _outputs(self, read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """What `read` makes of the answer logits [B, r] of every batch, in the order of the examples."""
+        parts = [read(self._model.logits([self._prompts[i] for i in batch])[0]).cpu() for batch in self._batches]
+        order = torch.tensor([i for batch in self._batches for i in batch])
+        return torch.cat(parts)[order.argsort()]
 
 
 def find_magnitude(kl: Callable[[float], float], target: float, start: float) -> tuple[float, float]:
@@ -207,7 +202,8 @@ class Evaluator:
         random, passes = len(self._random.examples), 0
         for tops in orders:
             search = USUAL_SEARCH * len(tops.top) if config.magnitude is None else 0
-            passes += DERIVATIVE_COST * len(tops.top) + 2 * (search + len(tops.top) + len(tops.related) + random)
+            passes += 2 * (search + len(tops.top) + len(tops.related) + random)
+            passes += DERIVATIVE_COST * len(tops.top) if config.predict or search else 0
         return passes + config.predict * DERIVATIVE_COST * random + len(config.curve) * (len(orders[0].top) + random)
 
     def measure(
@@ -230,7 +226,8 @@ class Evaluator:
             on_random = self._second_order(self._random, vector) if config.predict else None
             for tops in orders:
                 groups = self._groups(tops)
-                on_top = self._second_order(groups["top"], vector)
+                needed = config.predict or config.magnitude is None
+                on_top = self._second_order(groups["top"], vector) if needed else 0.0
                 start = (config.target_kl / on_top) ** 0.5 if on_top > 0 else 1.0
                 predicted = None if on_random is None else ratio(on_top, on_random)
                 found = self._both_signs(tops, groups, vector, config, start, predicted)
@@ -241,13 +238,10 @@ class Evaluator:
 
     def _groups(self, tops: Tops) -> Groups:
         """The examples with their answers before, which are computed once for all measurements."""
-        chosen = {"top": tops.top, "related": tops.related}
-        groups = {
-            name: Divergence(self._prepared, self._prompts, examples.tolist())
-            for name, examples in chosen.items()
-            if len(examples)
-        }
-        return groups | {"random": self._random}
+        groups = {"top": Divergence(self._prepared, self._prompts, tops.top.tolist()), "random": self._random}
+        if len(tops.related):
+            groups["related"] = Divergence(self._prepared, self._prompts, tops.related.tolist())
+        return groups
 
     def _second_order(self, group: Divergence, vector: Parameters) -> float:
         """Mean second-order KL for a change of length 1.

@@ -243,7 +243,7 @@ def summarise(records: Sequence[ComponentRecord]) -> Summary:
         kl_ratio=geometric_mean(outcome.ratio for outcome in best),
         norm_ratio=geometric_mean(outcome.norm_ratio for outcome in best),
         predicted_ratio=geometric_mean(predicted) if predicted else None,
-        fidelity=min((record.fidelity for record in records), default=math.nan),
+        fidelity=min(record.fidelity for record in records),
     )
 
 

@@ -70,7 +70,14 @@ def check_method(decomposition: Decomposition) -> None:
 
 
 def fitted_coefficients(decomposition: Decomposition) -> torch.Tensor:
-    """Coefficients [m, C], zero for held-out examples: components are not made of their rows."""
+    """Coefficients of the examples that components are made of.
+
+    Args:
+        decomposition: A decomposition.
+
+    Returns:
+        The coefficients, zero for held-out examples, [m, C].
+    """
     held_out = decomposition.notes.held_out
     if not held_out:
         return decomposition.coefficients

@@ -13,21 +13,11 @@ from tqdm import tqdm
 from npeff.collect.session import prepare_run, read_prompts
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
+from npeff.perturb import report
 from npeff.perturb.config import ALL, PerturbConfig
 from npeff.perturb.evaluate import Evaluator
 from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
 from npeff.perturb.protocol import Plan, make_plan
-from npeff.perturb.report import (
-    ComponentRecord,
-    Made,
-    Results,
-    differences,
-    identity,
-    read_components,
-    record_path,
-    write_overview,
-    write_results,
-)
 from npeff.perturb.row_weights import LIFTABLE_METHODS, check_method, truncate
 from npeff.perturb.save import save_change
 from npeff.perturb.sensing import Scaled, check_sketch, sense
@@ -42,7 +32,7 @@ from npeff.utils.text import duration
 from npeff.utils.version import __version__
 
 
-def perturb(config: PerturbConfig) -> dict[str, Results]:
+def perturb(config: PerturbConfig) -> dict[str, report.Results]:
     """Perturb the components that `config` names; files are in RUN/perturbations/NAME.
 
     Args:
@@ -57,7 +47,7 @@ def perturb(config: PerturbConfig) -> dict[str, Results]:
     if config.decomposition is None:
         print(f"Components of {names[0]}:", flush=True)
     results = {name: _perturb_one(run, replace(config, decomposition=name)) for name in names}
-    overview = write_overview(run.path / PERTURBATIONS)
+    overview = report.write_overview(run.path / PERTURBATIONS)
     if every:
         print(f"\n{overview.markdown()}\nin {run.path / PERTURBATIONS}")
     return results
@@ -74,7 +64,7 @@ def _liftable(run: Run) -> list[str]:
     return names
 
 
-def _perturb_one(run: Run, config: PerturbConfig) -> Results:
+def _perturb_one(run: Run, config: PerturbConfig) -> report.Results:
     decomposition = open_decomposition(run, config.decomposition)
     check_method(decomposition)
     folder = _folder(run, decomposition, config)
@@ -82,7 +72,7 @@ def _perturb_one(run: Run, config: PerturbConfig) -> Results:
     with only_one(folder):
         key = _start(folder, run, decomposition, plan, config)
         notes = _read_notes(folder, key)
-        records = {record.component: record for record in read_components(folder, key)}
+        records = {record.component: record for record in report.read_components(folder, key)}
         missing = [number for number in plan.components if not _is_complete(records.get(number), config)]
         if missing:
             session = _Session(run, decomposition, plan, config, notes)
@@ -90,9 +80,10 @@ def _perturb_one(run: Run, config: PerturbConfig) -> Results:
             write_record(folder / "notes.json", notes, sealed=True)
             for record in session.perturb(missing, folder):
                 records[record.component] = _merge(records.get(record.component), replace(record, key=key))
-                write_record(record_path(folder, record.component), records[record.component], sealed=True)
+                write_record(report.record_path(folder, record.component), records[record.component], sealed=True)
                 tqdm.write(_in_words(record))
-        results = write_results(folder, [records[number] for number in sorted(records)], notes or Notes(key=key), key)
+        everything = [records[number] for number in sorted(records)]
+        results = report.write_results(folder, everything, notes or Notes(key=key), key)
     summary = results.summary
     print(
         f"KL ratio {summary.kl_ratio:.3g} (geometric mean of {summary.components} components), "
@@ -107,8 +98,8 @@ def _folder(run: Run, decomposition: Decomposition, config: PerturbConfig) -> Pa
     folder = parent / (config.perturbation or f"{config.decomposition}{ending}")
     old = parent / f"{decomposition.config.method}{ending}"  # as 0.1.0 named results of the only decomposition
     if config.perturbation is None and not folder.exists() and (old / "config.json").is_file():
-        made = read_record(Made, old / "config.json")
-        if made.config.get("decomposition") is None and made.key == identity(run, decomposition, made.config):
+        made = read_record(report.Made, old / "config.json")
+        if made.config.get("decomposition") is None and made.key == report.identity(run, decomposition, made.config):
             return old
     return folder
 
@@ -117,10 +108,10 @@ def _start(folder: Path, run: Run, decomposition: Decomposition, plan: Plan, con
     """Write what the results are made of, or refuse results of other options; returns its digest."""
     remove_partials(folder, below=True)
     path = folder / "config.json"
-    old = read_record(Made, path) if path.is_file() else None
-    key = identity(run, decomposition, to_dict(config))
+    old = read_record(report.Made, path) if path.is_file() else None
+    key = report.identity(run, decomposition, to_dict(config))
     if old is not None and old.key != key:
-        reasons = differences(run, decomposition, old, to_dict(config))
+        reasons = report.differences(run, decomposition, old, to_dict(config))
         if not reasons:  # results of 0.1.0 keep their config and key
             return old.key
         if not config.overwrite:
@@ -135,7 +126,7 @@ def _start(folder: Path, run: Run, decomposition: Decomposition, plan: Plan, con
         files = []
     components = sorted({*plan.components, *(int(file.stem) for file in files if file.stem.isdecimal())})
     values = to_dict(replace(config, component=tuple(components)))
-    write_record(path, Made(__version__, "perturb", values, key), sealed=True)
+    write_record(path, report.Made(__version__, "perturb", values, key), sealed=True)
     return key
 
 
@@ -146,7 +137,7 @@ def _read_notes(folder: Path, key: str) -> Notes | None:
     return notes if notes is None or notes.key in (None, key) else None
 
 
-def _is_complete(record: ComponentRecord | None, config: PerturbConfig) -> bool:
+def _is_complete(record: report.ComponentRecord | None, config: PerturbConfig) -> bool:
     """Whether a record has all that is asked for."""
     if record is None or (config.predict and record.best.predicted_ratio is None):
         return False
@@ -159,12 +150,12 @@ def _is_complete(record: ComponentRecord | None, config: PerturbConfig) -> bool:
     )
 
 
-def _merge(old: ComponentRecord | None, new: ComponentRecord) -> ComponentRecord:
+def _merge(old: report.ComponentRecord | None, new: report.ComponentRecord) -> report.ComponentRecord:
     """A record that was made again, with what only the old one has."""
     return new if old is None else replace(new, curve=new.curve or old.curve, saved=new.saved or old.saved)
 
 
-def _in_words(record: ComponentRecord) -> str:
+def _in_words(record: report.ComponentRecord) -> str:
     best = record.best
     return (
         f"component {record.component}: KL ratio {best.ratio:.3g} (top {best.top_kl:.3g}, random "
@@ -192,7 +183,7 @@ class _Session:
         self.evaluator = Evaluator(run, self.prepared, self.prompts, plan)
         self.chunk = decomposition.config.chunk
 
-    def perturb(self, components: list[int], folder: Path) -> Iterator[ComponentRecord]:
+    def perturb(self, components: list[int], folder: Path) -> Iterator[report.ComponentRecord]:
         """Records of components, as they are finished."""
         vectors = self._lift(components) if self.config.way == "lift" else self._sense(components)
         for number, vector, about in vectors:
@@ -231,7 +222,7 @@ class _Session:
             about = {"entries": sensed.entries, "residual": sensed.residual, "iterations": sensed.iterations}
             yield number, sensed.vector, about | {"planted_cosine": planted}
 
-    def _record(self, number: int, vector: Parameters, about: dict[str, Any], folder: Path) -> ComponentRecord:
+    def _record(self, number: int, vector: Parameters, about: dict[str, Any], folder: Path) -> report.ComponentRecord:
         """Everything about one component."""
         place = self.plan.components.index(number)
         length = scale_to_unit(vector)
@@ -239,7 +230,7 @@ class _Session:
         fidelity = torch.nn.functional.cosine_similarity(sketched, self.directions.targets[place], dim=0)
         outcomes, best, curve = self.evaluator.measure(self.plan.tops[number], vector, self.config)
         scale, config = best.sign * best.magnitude, self.config
-        return ComponentRecord(
+        return report.ComponentRecord(
             component=number,
             length=length,
             fidelity=float(fidelity),

@@ -241,22 +241,21 @@ def check_sketch(scaled: Scaled) -> float:
 
     Returns:
         Cosine of the planted vector with the one that is found.
+
+    Raises:
+        UserError: The sketch cannot be inverted.
     """
-    needed = smallest_dim(PLANTED, scaled.size, scaled.sketch.dim)
-    if scaled.sketch.dim < needed:
-        raise _not_invertible(
-            scaled, f"{PLANTED} entries among {scaled.size:,} need p = {math.ceil(needed):,} even in theory"
-        )
-    cosine = planted_cosine(scaled, PLANTED, THOROUGH)
-    if cosine < RECOVERED:
-        raise _not_invertible(scaled, f"a planted vector of {PLANTED} entries comes back with a cosine of {cosine:.2f}")
-    return cosine
-
-
-def _not_invertible(scaled: Scaled, why: str) -> UserError:
-    options = scaled.sketch.config
-    copies = f", {options.copies} {'copy' if options.copies == 1 else 'copies'}" if options.sketch == "kron" else ""
-    return UserError(
+    sketch, options = scaled.sketch, scaled.sketch.config
+    needed = smallest_dim(PLANTED, scaled.size, sketch.dim)
+    if sketch.dim < needed:
+        why = f"{PLANTED} entries among {scaled.size:,} need p = {math.ceil(needed):,} even in theory"
+    else:
+        cosine = planted_cosine(scaled, PLANTED, THOROUGH)
+        if cosine >= RECOVERED:
+            return cosine
+        why = f"a planted vector of {PLANTED} entries comes back with a cosine of {cosine:.2f}"
+    copies = f", copies = {options.copies}" if options.sketch == "kron" else ""
+    raise UserError(
         f"Compressed sensing cannot invert this run's sketch ({options.sketch}, p = {options.dim}{copies}): {why}. "
         "What works: --sketch sparse, or kron with --copies 4, and a larger --dim, as 16384. "
         "Or use --way lift, which works with every sketch."

@@ -14,8 +14,8 @@ from npeff.decompose.base import Decomposition
 from npeff.perturb.config import Direction
 from npeff.perturb.protocol import Plan
 from npeff.perturb.row_weights import RowSums, component_sums, example_sizes
+from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
-from npeff.store.subset import SubsetRows
 from npeff.utils.errors import UserError
 from npeff.utils.types import Array
 
