@@ -16,7 +16,7 @@ Direction = Literal["whiten", "reject", "plain"]
 
 @dataclass(frozen=True)
 class SensingConfig:
-    """Options of compressed sensing."""
+    """Compressed sensing."""
 
     mu: float = 4e-5
     """Weight of the residual is 1/mu: the smaller, the denser the vector. For a sketch of norm 1 and h of length 1."""

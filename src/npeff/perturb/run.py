@@ -131,10 +131,12 @@ def _start(folder: Path, run: Run, decomposition: Decomposition, plan: Plan, con
 
 
 def _read_notes(folder: Path, key: str) -> Notes | None:
-    """What was chosen for earlier components; None if there are none, or if it is of something else."""
+    """What was chosen for earlier components, if there are any."""
     path = folder / "notes.json"
     notes = read_record(Notes, path) if path.is_file() else None
-    return notes if notes is None or notes.key in (None, key) else None
+    if notes is not None and notes.key not in (None, key):
+        raise UserError(f"{path} is of something else. Delete it, and it is made again.")
+    return notes
 
 
 def _is_complete(record: report.ComponentRecord | None, config: PerturbConfig) -> bool:
