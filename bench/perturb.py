@@ -27,6 +27,7 @@ from npeff.decompose.run import decompose
 from npeff.models.select import CapturedModule
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.lift import Lifter
+from npeff.perturb.report import ComponentRecord, Results
 from npeff.perturb.row_weights import RowSums
 from npeff.perturb.run import perturb
 from npeff.perturb.sensing import THOROUGH, Scaled, planted_cosine
@@ -54,11 +55,11 @@ def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     run = prepare(folder, data)
     yield entry("perturb.lift_cost", cached(folder / "cost.json", lambda: lift_cost(run)), "<= 0.5")
     whitened = measure(run, "npeff", "whiten", "lift")
-    predictions = [prediction_error(record) for record in whitened["components"]]
+    predictions = [prediction_error(record) for record in whitened.components]
     yield entry("perturb.prediction_error", statistics.median(predictions), "<= 0.1")
     yield entry("perturb.kl_ratio", ratio(whitened), ">= 16.5")
     rejected = measure(run, "npeff", "reject", "lift")
-    fidelity = min(record["fidelity"] for found in (whitened, rejected) for record in found["components"])
+    fidelity = min(record.fidelity for results in (whitened, rejected) for record in results.components)
     yield entry("perturb.lift_fidelity", fidelity, ">= 0.95")
     yield entry("perturb.whiten_over_reject", ratio(whitened) / ratio(rejected), ">= 2")
     paper = measure(run, "npeff", "reject", "sensing")
@@ -106,10 +107,9 @@ def labelled_texts(data: Path | None) -> Iterator[dict[str, str]]:
             yield {"text": record["text"], "label": record["label"]}
 
 
-def measure(run: Run, decomposition: str, direction: str, way: str) -> dict[str, Any]:
+def measure(run: Run, decomposition: str, direction: str, way: str) -> Results:
     """Results of a perturbation of the drawn components at equal KL of top examples."""
-    label = f"{decomposition}-{direction}-{way}"
-    perturb(
+    results = perturb(
         PerturbConfig(
             run=str(run.path),
             decomposition=decomposition,
@@ -118,21 +118,21 @@ def measure(run: Run, decomposition: str, direction: str, way: str) -> dict[str,
             way=way,  # type: ignore[arg-type]
             fidelity=FIDELITY,
             curve=(SMALL,) if direction == "whiten" else (),
-            label=label,
+            perturbation=f"{decomposition}-{direction}-{way}",
         )
     )
-    found: dict[str, Any] = read_json(run.path / "perturbations" / label / "results.json")
-    return found
+    return results[decomposition]
 
 
-def ratio(found: dict[str, Any]) -> float:
-    return float(found["summary"]["kl_ratio"])
+def ratio(results: Results) -> float:
+    return results.summary.kl_ratio
 
 
-def prediction_error(record: dict[str, Any]) -> float:
+def prediction_error(record: ComponentRecord) -> float:
     """Relative difference between the ratio that second order predicts and the one at a small magnitude."""
-    (point,) = record["curve"]
-    return float(abs(record["best"]["predicted_ratio"] / point["ratio"] - 1))
+    (point,) = record.curve
+    assert record.best.predicted_ratio is not None
+    return abs(record.best.predicted_ratio / point.ratio - 1)
 
 
 def sensing_cosine() -> float:

@@ -148,7 +148,7 @@ def test_analysis_perturbation_and_sharing(run, tmp_path):
     analysis = npeff.analyse_run(run, "npeff", top=4)
     assert len(analysis.component) == 3
     found = npeff.perturb_components(run, [0], decomposition="npeff", top=4, random=8)
-    assert found["components"] == 1
+    assert found.summary.components == 1
     digest = npeff.push_run(run, tmp_path / "place")
     pulled = npeff.pull_run(tmp_path / "place", tmp_path / "run", sha256=digest)
     assert npeff.open_run(pulled).fingerprint == run.fingerprint

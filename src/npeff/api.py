@@ -33,10 +33,12 @@ from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose
 from npeff.decompose.run import open_decomposition as _open_decomposition
 from npeff.explore.themes import Annotations
-from npeff.perturb.config import Direction, PerturbConfig
+from npeff.perturb.config import ALL, Direction, PerturbConfig
 from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
-from npeff.perturb.protocol import make_plan, plan_directions
+from npeff.perturb.protocol import make_plan
+from npeff.perturb.report import Results
 from npeff.perturb.run import perturb
+from npeff.perturb.whitening import plan_directions
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.run import pull, push
 from npeff.store.examples import label_texts
@@ -360,13 +362,17 @@ def lift_component(
     return vector
 
 
-def perturb_components(run: AnyRun, components: Iterable[int] = (), **options: Any) -> dict[str, Any]:
+def perturb_components(run: AnyRun, component: Iterable[int] = (), **options: Any) -> Results:
     """Change the model along components and measure whose predictions change. Options are those of `npeff perturb`.
 
-    The result has `kl_ratio`, how much more the answers of a component's top examples change than those of random ones
-    (geometric mean over components), and `norm_ratio`. Everything else is in RUN/perturbations.
+    The result's `summary.kl_ratio` says how much more the answers of a component's top examples change than those of
+    random ones (geometric mean over components); `components` has a record of each that was measured so far.
     """
-    return perturb(from_options(PerturbConfig, {"run": _path(run), "components": tuple(components), **options}))
+    config = from_options(PerturbConfig, {"run": _path(run), "component": tuple(component), **options})
+    if config.decomposition == ALL:
+        raise UserError(f"perturb_components takes one decomposition at a time, not {ALL!r}.")
+    (results,) = perturb(config).values()
+    return results
 
 
 def push_run(run: AnyRun, to: str | os.PathLike[str], rows: bool = False, public: bool = False) -> str:

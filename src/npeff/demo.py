@@ -121,15 +121,13 @@ def _perturb(path: Path, components: list[int], count: int) -> dict[int, float]:
     config = PerturbConfig(
         run=str(path),
         decomposition=NAME,
-        components=tuple(components),
+        component=tuple(components),
         random=min(32, count // 4),
         carriers=min(0.3, CARRIERS / count),
-        label=NAME,
+        perturbation=NAME,
         overwrite=True,
     )
-    perturb(config)
-    results = read_json(path / "perturbations" / NAME / "results.json")
-    return {record["component"]: record["best"]["ratio"] for record in results["components"]}
+    return {record.component: record.best.ratio for record in perturb(config)[NAME].components}
 
 
 def _check_embedded() -> None:

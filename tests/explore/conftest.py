@@ -44,7 +44,7 @@ def perturbed(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, r
             PerturbConfig(
                 run=path,
                 decomposition="npeff-4-0",
-                components=(1, 3),
+                component=(1, 3),
                 direction=direction,  # type: ignore[arg-type]
                 top=4,
                 random=12,

@@ -85,7 +85,7 @@ def test_the_page_is_made_again_when_perturbations_or_decompositions_change(
     export(config)
     assert data(site, f"{number}/component/1")["perturbations"] == []
     (run.path / "perturbations/npeff-4-0-reject-lift/config.json").write_text("{}")
-    with pytest.raises(UserError, match="reject-lift is damaged"):
+    with pytest.raises(UserError, match=r"reject-lift.* is damaged"):
         export(config)
     shutil.rmtree(run.path / "perturbations")
     shutil.rmtree(run.path / "decompositions/clusters-4-0")

@@ -18,7 +18,7 @@ from tests.faults.conftest import DECOMPOSING, copy
 from tests.faults.fuzzing import run_command, seeded
 from tests.faults.killing import KILLED, Forkserver
 
-PERTURBING = ["--components", "0", "1", "--top", "4", "--random", "8", "--direction", "plain", "--device", "cpu"]
+PERTURBING = ["--component", "0", "1", "--top", "4", "--random", "8", "--direction", "plain", "--device", "cpu"]
 LABEL = "npeff-plain-lift"
 
 

@@ -22,7 +22,7 @@ from tests.faults.conftest import DECOMPOSING, copy
 from tests.faults.fuzzing import run_command
 from tests.faults.killing import QUIET, ROOT, Forkserver
 
-PERTURBING = ["--components", "0", "--top", "4", "--random", "8", "--direction", "plain", "--device", "cpu"]
+PERTURBING = ["--component", "0", "--top", "4", "--random", "8", "--direction", "plain", "--device", "cpu"]
 
 # --- disks ------------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 import yaml
@@ -10,8 +12,12 @@ from npeff.collect.session import prepare_run, read_prompts
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose
 from npeff.models.config import ModelConfig
+from npeff.perturb.config import PerturbConfig
 from npeff.perturb.lift import Lifter
+from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
+from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.files import read_object
 from tests import tiny
 
 WORDS = ("good", "bad", "fine", "dull", "great", "long", "old", "best", "half", "worth")
@@ -87,3 +93,28 @@ def many_answers(tmp_path_factory, review_file):
     lines = review_file.read_text(encoding="utf-8").replace('"negative"', '"bad"').replace('"positive"', '"good"')
     (folder / "ten.jsonl").write_text(lines, encoding="utf-8")
     return make_run(folder / "run", folder / "model", folder / "ten.jsonl", task=str(folder / "ten.yaml"))
+
+
+@pytest.fixture
+def config(run, tmp_path):
+    """A config for a copy of the run, so that tests do not see each other's results."""
+    shutil.copytree(run.path, tmp_path / "run")
+    return PerturbConfig(
+        run=str(tmp_path / "run"),
+        decomposition="npeff",
+        component=(1, 4),
+        direction="reject",
+        top=4,
+        random=16,
+        target_kl=1e-3,
+        device="cpu",
+    )
+
+
+def change(config, **changes):
+    return from_dict(PerturbConfig, to_dict(config) | changes)
+
+
+def results(config, label):
+    folder = Run.open(config.run).path / "perturbations" / label
+    return folder, read_object(folder / "results.json")

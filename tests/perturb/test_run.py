@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
+import re
 import shutil
 
 import numpy as np
@@ -11,56 +13,31 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from peft import PeftModel
-from safetensors.torch import load_file
 
 from npeff.cli import replay
 from npeff.config import ReplayConfig
 from npeff.decompose.run import open_decomposition
-from npeff.models.config import ModelConfig
-from npeff.models.load import load_model
 from npeff.perturb import run as command
-from npeff.perturb.config import PerturbConfig, SensingConfig
+from npeff.perturb.config import SensingConfig
 from npeff.perturb.evaluate import geometric_mean
-from npeff.perturb.protocol import make_plan, plan_directions
+from npeff.perturb.protocol import make_plan
+from npeff.perturb.report import Results, read_results
 from npeff.perturb.run import perturb
-from npeff.perturb.where import by_layer_and_kind, find_places, largest_entries, low_rank, split_name
+from npeff.perturb.whitening import plan_directions
 from npeff.store.run import Run
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
+from npeff.utils.files import read_object, write_json
 from tests import tiny
-
-
-@pytest.fixture
-def config(run, tmp_path):
-    """A config for a copy of the run, so that tests do not see each other's results."""
-    shutil.copytree(run.path, tmp_path / "run")
-    return PerturbConfig(
-        run=str(tmp_path / "run"),
-        decomposition="npeff",
-        components=(1, 4),
-        direction="reject",
-        top=4,
-        random=16,
-        target_kl=1e-3,
-        device="cpu",
-    )
-
-
-def change(config, **changes):
-    return from_dict(PerturbConfig, to_dict(config) | changes)
-
-
-def results(config, label):
-    folder = Run.open(config.run).path / "perturbations" / label
-    return folder, json.loads((folder / "results.json").read_text(encoding="utf-8"))
+from tests.perturb.conftest import change, results
 
 
 def test_perturb_measures_both_signs_at_equal_effect(config):
-    found = perturb(change(config, curve=[2.0, 0.1]))
+    found = perturb(change(config, curve=[2.0, 0.1]))["npeff"]
     folder, saved = results(config, "npeff-reject-lift")
     assert [record["component"] for record in saved["components"]] == [1, 4]
-    assert found["kl_ratio"] == pytest.approx(geometric_mean(r["best"]["ratio"] for r in saved["components"]))
+    assert from_dict(Results, saved) == found == read_results(folder)
+    assert found.summary.kl_ratio == pytest.approx(geometric_mean(r["best"]["ratio"] for r in saved["components"]))
     for record in saved["components"]:
         assert record["fidelity"] > 0.98
         assert [outcome["sign"] for outcome in record["outcomes"]] == [1, -1]
@@ -81,14 +58,128 @@ def test_perturb_measures_both_signs_at_equal_effect(config):
 
 
 def test_prediction_may_be_left_out_and_made_later(config):
-    found = perturb(change(config, predict=False))
-    assert found["predicted_ratio"] is None
+    found = perturb(change(config, predict=False))["npeff"].summary
+    assert found.predicted_ratio is None
     folder, before = results(config, "npeff-reject-lift")
     assert [record["best"]["predicted_ratio"] for record in before["components"]] == [None, None]
     assert "| nan" not in (folder / "table.md").read_text(encoding="utf-8")
-    again = perturb(config)
-    assert again["kl_ratio"] == pytest.approx(found["kl_ratio"], rel=1e-6)
-    assert again["predicted_ratio"] == pytest.approx(again["kl_ratio"], rel=0.1)
+    again = perturb(config)["npeff"].summary
+    assert again.kl_ratio == pytest.approx(found.kl_ratio, rel=1e-6)
+    assert again.predicted_ratio == pytest.approx(again.kl_ratio, rel=0.1)
+
+
+@pytest.mark.parametrize("direction", ["reject", "whiten"])
+def test_components_are_added(config, monkeypatch, direction):
+    """One after the other gives the same as both at once; what is chosen along the way is chosen once."""
+    config = change(config, direction=direction, ridge=0.01 if direction == "whiten" else None)
+    whole = perturb(change(config, perturbation="whole"))["npeff"]
+    first = perturb(change(config, component=[4]))["npeff"]
+    assert [record.component for record in first.components] == [4]
+    both = perturb(change(config, component=[1]))["npeff"]
+    assert both.summary.components == 2
+    assert both.components[1] == first.components[0]
+    for one, other in zip(whole.components, both.components, strict=True):
+        assert one.component == other.component
+        assert one.best.top == other.best.top
+        assert one.best.ratio == pytest.approx(other.best.ratio, rel=1e-3)
+    folder, saved = results(config, f"npeff-{direction}-lift")
+    assert saved["notes"]["ridge"] == config.ridge
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]["component"] == [1, 4]
+    rows = (folder / "results.csv").read_text(encoding="utf-8").splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == ["1", "1", "4", "4"]
+    # drawn components are added too, and more of them
+    drawn = perturb(change(config, component=[], count=3))["npeff"]
+    assert {1, 4} < {record.component for record in drawn.components}
+    with (folder.parent / "table.csv").open(newline="", encoding="utf-8") as file:
+        counts = {row["perturbation"]: int(row["components"]) for row in csv.DictReader(file)}
+    assert counts == {"whole": 2, folder.name: drawn.summary.components}
+    monkeypatch.setattr(command, "prepare_run", None)  # all are there: no model is loaded
+    assert perturb(change(config, component=[4])) == {"npeff": drawn}
+
+
+def test_a_ridge_is_chosen_once(config):
+    config = change(config, direction="whiten")
+    first = perturb(change(config, component=[4]))["npeff"].notes
+    assert first.ridge in [trial.ridge for trial in first.ridges]
+    assert perturb(change(config, component=[1]))["npeff"].notes == first
+    assert perturb(change(config, component=[2], perturbation="other"))["npeff"].notes.ridges != first.ridges
+
+
+def test_what_comes_with_results_may_be_asked_for_later(config):
+    first = perturb(change(config, component=[4], curve=[0.5]))["npeff"].components[0]
+    folder, _ = results(config, "npeff-reject-lift")
+    saved = perturb(change(config, component=[4], save="delta"))["npeff"].components[0]
+    assert (folder / saved.saved.path).is_file()
+    assert saved.curve == first.curve
+    assert saved.best.ratio == pytest.approx(first.best.ratio, rel=1e-6)
+    adapter = perturb(change(config, component=[4], save="adapter"))["npeff"].components[0].saved
+    assert adapter.share == 0.9
+    other = perturb(change(config, component=[4], save="adapter", adapter_share=0.5))["npeff"].components[0].saved
+    assert other.kept < adapter.kept
+
+
+def as_in_0_1_0(run, folder):
+    """Rewrite results as that version wrote them; the digest is that version's, spelled out."""
+    made = read_object(folder / "config.json")
+    config = {**made["config"], "background_rows": 4096, "adapter_rank": 64}
+    config |= {"components": config.pop("component"), "label": config.pop("perturbation")}
+    config["sensing"] |= {"gamma": 0.99, "beta": 4.0, "inner_tolerance": 1e-3, "debias": 0}
+    kept = {n: v for n, v in config.items() if n not in ("run", "label", "overwrite", "device", "memory_gb", "predict")}
+    decomposition = open_decomposition(run, "npeff")
+    tensors = (decomposition.components, decomposition.coefficients)
+    digest = hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()
+    whole = json.dumps([run.fingerprint, run.manifest["examples_sha256"], digest, kept], sort_keys=True)
+    key = hashlib.sha256(whole.encode()).hexdigest()
+    write_json(folder / "config.json", made | {"config": config, "key": key}, sealed=True)
+    for path in (folder / "results.json", *(folder / "components").iterdir()):
+        values = read_object(path)
+        for record in values.get("components", [values]):
+            for name in ("stationarity", "entries", "residual", "iterations", "planted_cosine", "key"):
+                record.pop(name, None)
+        write_json(path, {**values, "key": key}, sealed=True)
+    notes = read_object(folder / "notes.json")
+    write_json(folder / "notes.json", {"stationarity": [1.0], "ridge": notes["ridge"], "ridges": []}, sealed=True)
+
+
+def test_results_of_0_1_0_are_read_continued_and_replayed(config, tmp_path):
+    config = change(config, direction="whiten")
+    first = perturb(change(config, component=[4]))["npeff"]
+    folder, _ = results(config, "npeff-whiten-lift")
+    as_in_0_1_0(Run.open(config.run), folder)
+    before = (folder / "config.json").read_bytes()
+    old = read_results(folder)
+    assert old.components[0].best == first.components[0].best
+    both = perturb(config)["npeff"]
+    assert [record.component for record in both.components] == [1, 4]
+    assert both.components[1].best == first.components[0].best
+    assert both.notes.ridge == first.notes.ridge
+    assert (folder / "config.json").read_bytes() == before
+    with pytest.raises(UserError, match=r"--top was 4 and is now 3"):
+        perturb(change(config, top=3))
+    shutil.copytree(config.run, tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "perturbations")
+    again = replay(ReplayConfig(str(folder), to=str(tmp_path / "again")))["npeff"]
+    assert [record.component for record in again.components] == [4]
+    assert again.components[0].best.ratio == pytest.approx(first.components[0].best.ratio, rel=1e-4)
+
+
+def test_results_of_another_decomposition_are_not_continued(config):
+    perturb(change(config, perturbation="x"))
+    with pytest.raises(UserError, match="--decomposition was npeff and is now clusters"):
+        perturb(change(config, decomposition="clusters", perturbation="x"))
+    run = Run.open(config.run)
+    open_decomposition(run, "gnpeff").save(run.path / "decompositions" / "npeff")
+    with pytest.raises(UserError, match="the run or its decomposition was another one"):
+        perturb(change(config, perturbation="x"))
+    replaced = perturb(change(config, perturbation="x", component=[2], overwrite=True))["npeff"]
+    assert [record.component for record in replaced.components] == [2]
+
+
+def test_it_says_what_it_uses_and_how_long_it_takes(config, capsys):
+    perturb(change(config, decomposition=None))
+    said = capsys.readouterr().out
+    assert "Components of svd-gradients:" in said
+    assert re.search(r"2 to do: lifting takes about [\d.]+ seconds, measuring about [\d.]+ seconds\.", said)
 
 
 def test_whitening_uses_no_evaluation_example_and_beats_plain(config):
@@ -111,13 +202,13 @@ def test_whitening_uses_no_evaluation_example_and_beats_plain(config):
     torch.testing.assert_close(few.sums.weights["fisher"] @ run.source("fisher").read(0, 40), few.sums.vectors)
     rows = run.source("fisher").read(0, 40)
     torch.testing.assert_close(directions.sums.weights["fisher"] @ rows, directions.sums.vectors, rtol=1e-3, atol=1e-4)
-    ratios = {name: perturb(change(config, direction=name))["kl_ratio"] for name in ("whiten", "plain")}
+    ratios = {name: perturb(change(config, direction=name))["npeff"].summary.kl_ratio for name in ("whiten", "plain")}
     assert ratios["whiten"] > ratios["plain"]
 
 
 @pytest.mark.parametrize("method", ["gnpeff", "clusters", "svd-gradients"])
 def test_other_methods(config, method):
-    perturb(change(config, decomposition=method, components=[], count=2, top=3, magnitude=0.05, direction="whiten"))
+    perturb(change(config, decomposition=method, component=[], count=2, top=3, magnitude=0.05, direction="whiten"))
     _, saved = results(config, f"{method}-whiten-lift")
     assert len(saved["components"]) == 2
     for record in saved["components"]:
@@ -139,10 +230,10 @@ def test_sensing(config):
 
 
 def test_a_stopped_command_continues(config, monkeypatch):
-    whole = change(config, label="whole")
+    whole = change(config, perturbation="whole")
     perturb(whole)
     expected = results(config, "whole")[1]
-    broken = change(config, label="broken")
+    broken = change(config, perturbation="broken")
     record = command._Session._record
 
     def stop_at_four(session, number, *rest):
@@ -167,71 +258,27 @@ def test_a_stopped_command_continues(config, monkeypatch):
         assert after["best"]["ratio"] == pytest.approx(before["best"]["ratio"], rel=1e-3)
     monkeypatch.setattr(command, "prepare_run", None)  # nothing is left to do, so no model is loaded
     perturb(broken)
-    with pytest.raises(UserError, match="other options"):
+    with pytest.raises(UserError, match=r"other options: --target-kl was 0\.001 and is now 0\.5\. Choose another"):
         perturb(change(broken, target_kl=0.5))
-
-
-def test_what_is_saved_is_what_was_measured(config, model_directory):
-    """Delta, model and adapter all lead to the perturbed weights."""
-    original = dict(load_model(ModelConfig(model=str(model_directory), device="cpu")).network.named_parameters())
-    for kind in ("delta", "model", "adapter"):
-        perturb(change(config, components=[1], save=kind, label=kind, adapter_share=0.999, adapter_rank=64))
-    folder, saved = results(config, "delta")
-    delta = load_file(folder / "delta" / "00001.safetensors")
-    best = saved["components"][0]["best"]
-    length = sum(float(part.double().square().sum()) for part in delta.values()) ** 0.5
-    assert length == pytest.approx(best["magnitude"], rel=1e-4)
-    model = load_model(ModelConfig(model=str(results(config, "model")[0] / "model" / "00001"), device="cpu"))
-    for name, parameter in model.network.named_parameters():
-        torch.testing.assert_close(parameter, original[name] + delta.get(name, 0), rtol=0, atol=1e-6)
-    folder, saved = results(config, "adapter")
-    adapter = load_file(folder / "adapter" / "00001" / "adapter_model.safetensors")
-    assert saved["components"][0]["saved"]["kept"] > 0.9
-    name = "model.layers.1.mlp.down_proj"
-    A, B = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
-    error = (B @ A - delta[f"{name}.weight"]).norm() / delta[f"{name}.weight"].norm()
-    assert error < 0.04
-    with pytest.raises(UserError, match="No small adapter"):
-        perturb(change(config, components=[1], save="adapter", label="small", adapter_share=0.999, adapter_rank=1))
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_peft_loads_the_adapter(config, many_answers, tmp_path, family):
-    """PEFT's own loader gives the weights of the delta: of Linear modules, and of GPT-2's transposed Conv1D."""
-    if family == "gpt2":
-        shutil.copytree(many_answers.path, tmp_path / "ten")
-        config = change(config, run=str(tmp_path / "ten"))
-    config = change(config, components=[1], adapter_share=0.9999)
-    for kind in ("delta", "adapter"):
-        perturb(change(config, save=kind, label=kind))
-    delta = load_file(results(config, "delta")[0] / "delta" / "00001.safetensors")
-    where = Run.open(config.run).manifest["config"]["model"]["model"]
-    network = load_model(ModelConfig(model=where, device="cpu")).network
-    original = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
-    adapted = PeftModel.from_pretrained(network, str(results(config, "adapter")[0] / "adapter" / "00001"))
-    changed = dict(adapted.merge_and_unload().named_parameters())
-    matrices = [name for name, part in delta.items() if part.ndim == 2]
-    assert len(matrices) > 4
-    for name in matrices:
-        change_made = changed[name].detach() - original[name]
-        assert (change_made - delta[name]).norm() < 0.02 * delta[name].norm() + 1e-6
+    with pytest.raises(UserError, match=r"--mu was 4e-05 and is now 0\.1\."):
+        perturb(change(broken, sensing={"mu": 0.1}))
 
 
 def test_all_methods_in_one_table(config):
-    every = change(config, decomposition="all", components=[], count=2, top=3)
+    every = change(config, decomposition="all", component=[], count=2, top=3)
     found = perturb(every)
     assert list(found) == ["npeff", "gnpeff", "clusters", "svd-gradients"]
     folder = Run.open(config.run).path / "perturbations"
     with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {row["decomposition"]: float(row["KL ratio"]) for row in rows} == {
-        name: pytest.approx(summary["kl_ratio"]) for name, summary in found.items()
+        name: pytest.approx(results.summary.kl_ratio) for name, results in found.items()
     }
     ratios = [float(row["KL ratio"]) for row in rows]
     assert ratios == sorted(ratios, reverse=True)
-    assert len((folder / "table.md").read_text(encoding="utf-8").splitlines()) == 2 + len(rows)
+    assert len((folder / "table.md").read_text(encoding="utf-8").splitlines()) == 4 + len(rows)
     with pytest.raises(UserError, match="single one"):
-        change(every, label="x")
+        change(every, perturbation="x")
 
 
 def test_replay_gives_the_same_results(config, tmp_path):
@@ -246,40 +293,9 @@ def test_replay_gives_the_same_results(config, tmp_path):
         assert one["best"]["ratio"] == pytest.approx(other["best"]["ratio"], rel=1e-4)
 
 
-def test_where_it_lives():
-    network = tiny.network("gpt2")
-    from npeff.models.select import select_parameters
-
-    selection = select_parameters(network)
-    generator = torch.Generator().manual_seed(0)
-    vector = {m.name: torch.randn(m.shape, generator=generator) * 1e-3 for m in selection.modules}
-    module = next(m for m in selection.modules if m.name == "transformer.h.1.mlp.c_fc")
-    vector[module.name][5, 7] = 3.0
-    vector[module.name][2, -1] = -2.0
-    places = {place.module: place for place in find_places(vector)}
-    assert places[module.name].share > 0.9
-    assert (places[module.name].layer, places[module.name].kind) == (1, "mlp.c_fc")
-    assert places[module.name].ranks[1] == pytest.approx(9 / 13, abs=0.05)
-    assert places[module.name].ranks[4] > 0.99
-    largest = largest_entries(selection, vector, 2)
-    assert largest[0]["parameter"] == f"{module.name}.weight"
-    assert largest[0]["index"] == [7, 5]  # Conv1D keeps its weight as d_in × d_out
-    assert largest[1]["parameter"] == f"{module.name}.bias"
-    assert largest[1]["index"] == [2]
-    layers, kinds, shares = by_layer_and_kind(list(places.values()))
-    assert layers == [0, 1]
-    assert np.sum(shares) == pytest.approx(1)
-    assert shares[1][kinds.index("mlp.c_fc")] == places[module.name].share
-    assert split_name("lm_head") == (-1, "lm_head")
-    B, A, kept = low_rank(vector[module.name], 0.95)
-    assert A.shape[0] == 2
-    assert kept > 0.95
-    assert B.shape == (module.shape[0], 2)
-
-
 def test_bad_input(config):
     with pytest.raises(UserError, match="no component 99"):
-        perturb(change(config, components=[99]))
+        perturb(change(config, component=[99]))
     with pytest.raises(UserError, match="too few"):
         perturb(change(config, random=1000))
     with pytest.raises(UserError, match="no finished decomposition"):
@@ -288,7 +304,7 @@ def test_bad_input(config):
         {"fidelity": 0.0},
         {"top": 0},
         {"target_kl": 0.0},
-        {"label": "../x"},
+        {"perturbation": "../x"},
         {"magnitude": -1.0},
         {"curve": [0.0]},
     ):

@@ -55,17 +55,6 @@ def test_planted_vectors_are_found(kind, copies):
     assert norm(found.vector) == pytest.approx(1, abs=1e-5)
 
 
-def test_debias_undoes_the_shrinkage():
-    s = scaled()
-    config = SensingConfig(mu=2e-3, inner_iterations=20, long_steps=True)
-    planted = plant(s.sketch, 8)
-    h = s.sketch.matvec(planted)
-    rough, fine = sense(s, h, config), sense(s, h, SensingConfig(**(vars(config) | {"debias": 20})))
-    assert fine.entries <= rough.entries
-    assert fine.residual < rough.residual
-    assert fine.residual < 1e-3
-
-
 def test_the_papers_setting_takes_one_iteration_for_each_mu():
     s = scaled()
     h = s.sketch.matvec(plant(s.sketch, 8))
@@ -105,7 +94,7 @@ def test_scaled_sketch_has_norm_at_most_one():
 
 
 def test_a_sketch_that_is_too_small_is_refused(capsys):
-    with pytest.raises(UserError, match=r"cannot invert this run's sketch .* among 4,008 need 265 numbers"):
+    with pytest.raises(UserError, match=r"cannot invert this run's sketch .* among 4,008 need p = 265"):
         check_sketch(scaled("sparse", 64))
     assert "Trying the sketch" not in capsys.readouterr().err  # no trial is needed to know
     with pytest.raises(UserError, match=r"cannot invert this run's sketch .* comes back with a cosine of 0\."):
@@ -114,7 +103,7 @@ def test_a_sketch_that_is_too_small_is_refused(capsys):
 
 
 def test_wrong_options_are_refused():
-    for wrong in ({"mu": 0.0}, {"gamma": 1.0}, {"beta": 1.0}, {"inner_iterations": 0}):
+    for wrong in ({"mu": 0.0}, {"inner_iterations": 0}):
         with pytest.raises(UserError):
             SensingConfig(**wrong)
     s = scaled()

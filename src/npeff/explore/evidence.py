@@ -6,18 +6,18 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from npeff.decompose.base import Decomposition
-from npeff.perturb.evaluate import summary
-from npeff.perturb.identity import identity
+from npeff.perturb.report import ComponentRecord, Made, compared_at, identity, read_components, summarise
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
+from npeff.utils.configs import read_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_object, sha256
+from npeff.utils.files import sha256
 from npeff.utils.text import short
 
 _NUMBERS = ("magnitude", "top_kl", "related_kl", "random_kl", "ratio", "predicted_ratio", "norm_ratio")
@@ -29,7 +29,7 @@ class Perturbation:
 
     label: str
     config: dict[str, Any]
-    records: dict[int, dict[str, Any]]
+    records: dict[int, ComponentRecord]
     """Component → what was measured."""
 
 
@@ -61,13 +61,11 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
 
 def _read(run: Run, folder: Path, name: str, decomposition: Decomposition) -> list[Perturbation]:
     """The perturbation in `folder`, if it is of this decomposition."""
-    values = read_object(folder / "config.json")
-    config, key = values["config"], values["key"]
-    if config["decomposition"] not in (None, name) or key != identity(run, decomposition, config):
+    made = read_record(Made, folder / "config.json")
+    if made.config["decomposition"] not in (None, name) or made.key != identity(run, decomposition, made.config):
         return []
-    records = [read_object(file) for file in _record_files(folder)]
-    mine = {record["component"]: record for record in records if record.get("key", key) == key}
-    return [Perturbation(folder.name, config, mine)] if mine else []
+    records = {record.component: record for record in read_components(folder, made.key)}
+    return [Perturbation(folder.name, made.config, records)] if records else []
 
 
 def _folders(run: Run) -> list[Path]:
@@ -82,14 +80,12 @@ def overview(perturbations: Sequence[Perturbation], components: int) -> dict[str
     """For the overview: each perturbation in a line, and the largest KL ratio of each component."""
     if not perturbations:
         return {}
-    ratios = [
-        [found.records[j]["best"]["ratio"] for found in perturbations if j in found.records] for j in range(components)
-    ]
+    ratios = [[found.records[j].best.ratio for found in perturbations if j in found.records] for j in range(components)]
     lines = []
     for found in perturbations:
-        whole = summary(list(found.records.values()))
-        numbers = {name: _finite(whole[name]) for name in ("kl_ratio", "norm_ratio", "predicted_ratio")}
-        lines.append({**_about(found), "components": whole["components"], **numbers})
+        whole = summarise(list(found.records.values()))
+        numbers = {name: _finite(getattr(whole, name)) for name in ("kl_ratio", "norm_ratio", "predicted_ratio")}
+        lines.append({**_about(found), "components": whole.components, **numbers})
     return {"perturbations": lines, "kl_ratio": [_finite(max(values, default=None)) for values in ratios]}
 
 
@@ -102,38 +98,37 @@ def of_component(perturbations: Sequence[Perturbation], component: int) -> list[
 
 def _about(found: Perturbation) -> dict[str, Any]:
     config = found.config
-    fixed = config["magnitude"]
     return {
         "label": found.label,
         "direction": config["direction"],
         "way": config["way"],
-        "at": f"KL {config['target_kl']:g}" if fixed is None else f"length {fixed:g}",
+        "at": compared_at(config),
         "top": config["top"],
         "random": config["random"],
     }
 
 
-def _record(record: dict[str, Any]) -> dict[str, Any]:
-    outcomes = record["outcomes"]
+def _record(record: ComponentRecord) -> dict[str, Any]:
+    outcomes = record.outcomes
     return {
-        "fidelity": _finite(record["fidelity"]),
-        "best": outcomes.index(record["best"]),
+        "fidelity": _finite(record.fidelity),
+        "best": outcomes.index(record.best),
         "outcomes": [
             {
-                **{name: outcome[name] for name in ("order", "sign", "flipped", "accuracy")},
-                **{name: _finite(outcome[name]) for name in _NUMBERS},
+                **{name: getattr(outcome, name) for name in ("order", "sign", "flipped", "accuracy")},
+                **{name: _finite(getattr(outcome, name)) for name in _NUMBERS},
             }
             for outcome in outcomes
         ],
-        "curve": [[_finite(point[name]) for name in ("magnitude", "ratio")] for point in record["curve"]],
-        "heat": heat_map(record["where"]),
-        "largest": [[entry["parameter"], entry["index"], _finite(entry["value"])] for entry in record["largest"]],
+        "curve": [[_finite(point.magnitude), _finite(point.ratio)] for point in record.curve],
+        "heat": heat_map(record.where),
+        "largest": [[entry.parameter, entry.index, _finite(entry.value)] for entry in record.largest],
     }
 
 
-def heat_map(where: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def heat_map(where: Sequence[Place]) -> dict[str, Any]:
     """Share of the squared length by layer and kind of module; the experts of a layer are put together."""
-    places = [Place(**{**place, "kind": re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place["kind"])}) for place in where]
+    places = [replace(place, kind=re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place.kind)) for place in where]
     layers, kinds, shares = by_layer_and_kind(places)
     return {"layers": layers, "kinds": kinds, "shares": [[_finite(share) for share in row] for row in shares]}
 

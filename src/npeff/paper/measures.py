@@ -64,15 +64,15 @@ def perturbations(experiment: Experiment, step: Step) -> Iterator[Measured]:
             magnitude=None if small else MAGNITUDE,
             predict=False,  # the paper's tables have no predictions
             device=experiment.runs.device,
-            label=f"reproduce-{name}",
+            perturbation=f"reproduce-{name}",
         )
         try:
-            summary = perturb(config)
+            (results,) = perturb(config).values()
         except UserError as error:  # a method may have no component with enough examples; the others go on
             yield Missing(f"{experiment.here.task}, {METHOD_TITLES[method]}: perturbations", str(error))
             continue
-        yield Value({"method": METHOD_TITLES[method], "measure": "KL"}, summary["kl_ratio"])
-        yield Value({"method": METHOD_TITLES[method], "measure": "Norm"}, summary["norm_ratio"])
+        yield Value({"method": METHOD_TITLES[method], "measure": "KL"}, results.summary.kl_ratio)
+        yield Value({"method": METHOD_TITLES[method], "measure": "Norm"}, results.summary.norm_ratio)
 
 
 def in_context(experiment: Experiment, step: Step) -> Iterator[Value]:

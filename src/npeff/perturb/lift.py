@@ -8,10 +8,10 @@ and, where every example has one direction, the output gradients δ: each adds o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from npeff.collect.capture import Capture
 from npeff.collect.directions import combine_to_predicted, make_directions, predicted
@@ -20,6 +20,7 @@ from npeff.collect.sketch.base import with_bias
 from npeff.models.select import CapturedModule
 from npeff.perturb.row_weights import RowSums
 from npeff.store.run import Run
+from npeff.utils.errors import UserError
 
 Parameters = dict[str, torch.Tensor]
 """A vector of parameter space: module name → float32 [d_out, columns]."""
@@ -39,21 +40,35 @@ class Lifter:
         self._gradient_norms = run.tensor("gradient_norm").numpy() if "gradient" in collected else None
         self._mixture = run.tensor("mixture") if run.has_tensor("mixture") else None
 
-    def lift(self, sums: RowSums, bar: Any = None) -> list[Parameters]:
-        """The vectors in parameter space; memory 4 · n · J, and 4 · J · tokens of a batch · d_out while it runs."""
+    def lift(self, sums: RowSums) -> list[Parameters]:
+        """The vectors in parameter space.
+
+        Args:
+            sums: J vectors of the sketch, as sums of rows.
+
+        Returns:
+            J vectors; memory 4 · parameters · J, and 4 · J · tokens of a batch · d_out while it runs.
+        """
         J = len(sums.vectors)
         modules, device = self.prepared.selection.modules, self.prepared.model.device
         totals = {module.name: torch.zeros(J, *module.shape, device=device) for module in modules}
         chosen = self.examples(sums)
         batches = self.prepared.collector.batches([self.prompts[i] for i in chosen], self.prepared.config.batch_tokens)
-        for batch in batches:
-            self._add_batch(sums, [chosen[i] for i in batch], totals)
-            if bar is not None:
+        with tqdm(total=len(chosen), unit="ex", desc=f"Lifting {J} components", disable=None) as bar:
+            for batch in batches:
+                self._add_batch(sums, [chosen[i] for i in batch], totals)
                 bar.update(len(batch))
         return [{name: total[j] for name, total in totals.items()} for j in range(J)]
 
     def examples(self, sums: RowSums) -> list[int]:
-        """Examples that carry weight in any of the sums."""
+        """Examples that carry weight in any of the sums.
+
+        Args:
+            sums: J vectors of the sketch, as sums of rows.
+
+        Returns:
+            Their numbers, ascending.
+        """
         carried = np.zeros(len(self.prompts), dtype=bool)
         if "fisher" in sums.weights:
             owner = np.repeat(np.arange(len(self._ranks)), self._ranks)
@@ -62,6 +77,12 @@ class Lifter:
             used = (sums.weights["gradient"] != 0).any(0).numpy()
             carried |= used[self._gradient_place] & (np.diff(self._gradient_place, prepend=-1) > 0)
         return np.flatnonzero(carried).tolist()
+
+    def passes(self, sums: RowSums) -> int:
+        """Forward passes of one example that lifting the sums takes about as long as."""
+        J = len(sums.vectors)
+        shared = set(sums.weights) == {"gradient"} or int(self._ranks.max()) == 1
+        return len(self.examples(sums)) * (2 + J if shared else 1 + 2 * J)
 
     def _add_batch(self, sums: RowSums, examples: list[int], totals: dict[str, torch.Tensor]) -> None:
         """Add what a batch of examples brings to every vector: totals[module] is [J, d_out, columns]."""
@@ -91,8 +112,10 @@ class Lifter:
         if "fisher" in sums.weights:
             assert self._pef_norms is not None
             V, _ = make_directions(self.prepared.config.directions, p, examples)
-            if self.prepared.config.directions.rank is not None:
-                V = self._reduced(V, examples)
+            if self.prepared.config.directions.rank is not None:  # rows were mixed after the sketch
+                if self._mixture is None:
+                    raise UserError(f"{self.run.path} has no record of how --rank mixed its rows. Collect it again.")
+                V = self._mixture[examples][:, :, : V.shape[1]].to(V) @ V
             mix = p.new_zeros(J, B, V.shape[1])
             for b, i in enumerate(examples):
                 start, rank = self._starts[i], self._ranks[i]
@@ -115,32 +138,6 @@ class Lifter:
             carried = mix.any(2)
             mix = torch.eye(J, dtype=mix.dtype, device=mix.device)[:, None, :] * carried[:, :, None]
         return V, mix
-
-    def _reduced(self, V: torch.Tensor, examples: list[int]) -> torch.Tensor:
-        """Directions of rows that were mixed after the sketch (--rank): [B, k, r] → [B, rank, r]."""
-        if self._mixture is None:
-            return self._mixture_of_rows(V, examples) @ V
-        return self._mixture[examples][:, :, : V.shape[1]].to(V) @ V
-
-    def _mixture_of_rows(self, V: torch.Tensor, examples: list[int]) -> torch.Tensor:
-        """The mixture [B, rank, k] of a run that did not keep it, as early ones did not.
-
-        It is found again from what it gave: stored rows = Q · sketched rows, so Q = S Rᵀ (R Rᵀ)⁺. That takes all
-        backward passes of the collection.
-        """
-        assert self._pef_norms is not None
-        answer_model, sketch = self.prepared.collector.answer_model, self.prepared.collector.sketch
-        prompts = [self.prompts[i] for i in examples]
-        with Capture(self.prepared.selection.modules, sketch.fold_input) as capture:
-            capture.start(len(prompts), *answer_model.sequences(prompts))
-            rows = capture.rows(answer_model.logits(prompts)[0], V.float(), sketch)
-        source = self.run.source("fisher")
-        most = max(1, int(self._ranks[examples].max()))
-        stored = rows.new_zeros(len(examples), most, rows.shape[2])
-        for b, i in enumerate(examples):
-            stored[b, : self._ranks[i]] = source.read(i, i + 1).to(rows) * float(self._pef_norms[i]) ** 0.5
-        inverse = torch.linalg.pinv((rows @ rows.mT).double(), rtol=1e-6, hermitian=True)
-        return (stored @ rows.mT).double() @ inverse
 
 
 def _add_products(

@@ -13,9 +13,10 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Block, Blocks
 from npeff.store.rows import RowSource
 from npeff.utils.errors import UserError
+from npeff.utils.types import Array
 
-METHODS = ("npeff", "gnpeff", "clusters", "svd-gradients")
-"""Methods whose components are directions in parameter space."""
+LIFTABLE_METHODS = ("npeff", "gnpeff", "clusters", "svd-gradients")
+"""Decomposition methods whose components are directions in parameter space."""
 LEVELS = 64
 """Sizes of prefix that `truncate` tries for each vector."""
 
@@ -35,7 +36,15 @@ class RowSums:
 
 
 def check_component(decomposition: Decomposition, number: int) -> None:
-    """Refuse a component that does not exist or that no example uses."""
+    """Refuse a component that does not exist or that no example uses.
+
+    Args:
+        decomposition: A decomposition.
+        number: The component.
+
+    Raises:
+        UserError: There is no such component, or it is zero.
+    """
     count = len(decomposition.components)
     if not 0 <= number < count:
         raise UserError(f"There is no component {number}: the decomposition has 0 to {count - 1}.")
@@ -45,16 +54,30 @@ def check_component(decomposition: Decomposition, number: int) -> None:
 
 
 def check_method(decomposition: Decomposition) -> None:
-    """Refuse methods that know nothing of parameters."""
-    if decomposition.config.method not in METHODS:
+    """Refuse methods that know nothing of parameters.
+
+    Args:
+        decomposition: A decomposition.
+
+    Raises:
+        UserError: Its components are no directions of parameters.
+    """
+    if decomposition.config.method not in LIFTABLE_METHODS:
         raise UserError(
             f"Components of {decomposition.config.method} are directions of activations, not of parameters. "
-            f"Perturb one of {', '.join(METHODS)}."
+            f"Perturb one of {', '.join(LIFTABLE_METHODS)}."
         )
 
 
 def fitted_coefficients(decomposition: Decomposition) -> torch.Tensor:
-    """Coefficients [m, C] with those of held-out examples at zero: components are no sums of their rows."""
+    """Coefficients of the examples that components are made of.
+
+    Args:
+        decomposition: A decomposition.
+
+    Returns:
+        The coefficients, zero for held-out examples, [m, C].
+    """
     held_out = decomposition.notes.held_out
     if not held_out:
         return decomposition.coefficients
@@ -64,11 +87,19 @@ def fitted_coefficients(decomposition: Decomposition) -> torch.Tensor:
 
 
 def component_sums(decomposition: Decomposition, source: RowSource, mix: torch.Tensor) -> RowSums:
-    """Mixtures of components, mix [J, C] times components [C, p], as sums of the rows of `source`.
+    """Mixtures of components as sums of rows.
 
     NPEFF: at a stationary point H = M⁻¹T with M = (WᵀW)∘(HHᵀ) and T_j = Σ_i W_ij (G_iᵀG_i) h_j, so the weight of row
     g in h_j is Σ_l (M⁻¹)_jl W_il ⟨g, h_l⟩. Away from one the sums are those of M⁻¹T, the solver's next H. Clusters: the
-    mean of unit gradients. SVD: v_j = Σ_i (u_ij σ_j / σ_j²) g_i. Reads the rows twice; holds J · rows numbers.
+    mean of unit gradients. SVD: v_j = Σ_i (u_ij σ_j / σ_j²) g_i. Reads the rows twice.
+
+    Args:
+        decomposition: C components [C, p].
+        source: The rows that they were fitted to.
+        mix: What to make of the components, [J, C].
+
+    Returns:
+        The J mixtures and their weights; memory 4 · J · rows.
     """
     check_method(decomposition)
     H = decomposition.components.float()
@@ -105,8 +136,16 @@ def truncate(
 ) -> tuple[RowSums, list[int], list[float]]:
     """Keep the examples with the largest share in each vector, as few as reach a cosine of `fidelity` with it.
 
-    Returns the truncated sums, the number of examples left in each, and the cosines. Prefixes of `LEVELS` sizes are
-    tried. Reads the rows twice; holds LEVELS · J · p numbers.
+    Prefixes of `LEVELS` sizes are tried. Reads the rows twice; memory 4 · LEVELS · J · p.
+
+    Args:
+        sums: J vectors.
+        sources: Kind of rows → the rows.
+        fidelity: Cosine to reach.
+        chunk: Examples to read at a time.
+
+    Returns:
+        The truncated sums, the number of examples left in each, and the cosines.
     """
     kinds = list(sums.weights)
     ranks = {kind: np.asarray(sources[kind].ranks, dtype=np.int64) for kind in kinds}
@@ -142,8 +181,17 @@ def truncate(
     return RowSums(vectors, weights), kept, reached
 
 
-def example_sizes(sums: RowSums, sources: Mapping[str, RowSource], chunk: int = 1024) -> np.ndarray:
-    """√Σ_k (weight · ‖row k‖)² of each example in each vector, [J, m]."""
+def example_sizes(sums: RowSums, sources: Mapping[str, RowSource], chunk: int = 1024) -> Array:
+    """How much each example contributes to each vector: √Σ_k (weight · ‖row k‖)².
+
+    Args:
+        sums: J vectors.
+        sources: Kind of rows → the rows.
+        chunk: Examples to read at a time.
+
+    Returns:
+        The sizes, [J, m].
+    """
     J = len(sums.vectors)
     squares = np.zeros((J, len(next(iter(sources.values())).ranks)))
     for kind, weights in sums.weights.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,64 @@ from npeff.perturb.where import low_rank
 from npeff.utils.errors import UserError
 from npeff.utils.files import PARTIAL, disk_errors, whole_file, write_json
 
+LARGEST_RANK = 64
+"""An adapter of a larger rank would not be small."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A change of the parameters that was written."""
+
+    path: str
+    """File or directory, below that of the results."""
+    largest_rank: int | None = None
+    """Of an adapter: the largest rank of a matrix."""
+    kept: float | None = None
+    """Of an adapter: share of the change's squared length that it keeps."""
+    share: float | None = None
+    """Of an adapter: share of each matrix's squared length that was asked for."""
+
+
+def save_change(
+    folder: Path, number: int, kind: str, prepared: Prepared, vector: Parameters, scale: float, share: float
+) -> Saved | None:
+    """Write the change scale · vector where that is asked for.
+
+    Args:
+        folder: Directory of the results.
+        number: The component.
+        kind: nothing, delta, adapter or model.
+        prepared: The model that it is a change of.
+        vector: Module name → [d_out, columns].
+        scale: What to multiply the vector with.
+        share: Share of each matrix's squared length that an adapter keeps.
+
+    Returns:
+        What was written; None for nothing.
+    """
+    if kind == "nothing":
+        return None
+    path = folder / kind / f"{number:05d}"
+    if kind == "adapter":
+        rank, kept = save_adapter(path, prepared.selection, vector, scale, share, prepared.config.model.model)
+        return Saved(str(path.relative_to(folder)), rank, kept, share)
+    if kind == "delta":
+        path = path.with_suffix(".safetensors")
+        save_delta(path, prepared.selection, vector, scale)
+    else:
+        save_model(path, prepared, vector, scale)
+    return Saved(str(path.relative_to(folder)))
+
 
 def save_delta(path: Path, selection: Selection, vector: Parameters, scale: float) -> None:
-    """Write scale · vector as parameter name → float32 tensor in the parameter's own shape."""
+    """Write a change as parameter name → float32 tensor in the parameter's own shape.
+
+    Args:
+        path: The file.
+        selection: The parameters that the vector is about.
+        vector: Module name → [d_out, columns].
+        scale: What to multiply the vector with.
+    """
     tensors = {
         name: (part * scale).cpu().contiguous()
         for module in selection.modules
@@ -30,12 +86,25 @@ def save_delta(path: Path, selection: Selection, vector: Parameters, scale: floa
 
 
 def save_adapter(
-    folder: Path, selection: Selection, vector: Parameters, scale: float, share: float, most: int, model: str
-) -> dict[str, Any]:
-    """Write scale · vector as a LoRA adapter in PEFT's layout, each matrix at the smallest rank that keeps `share`.
+    folder: Path, selection: Selection, vector: Parameters, scale: float, share: float, model: str
+) -> tuple[int, float]:
+    """Write a change as a LoRA adapter in PEFT's layout, each matrix at the smallest rank that keeps `share`.
 
-    A matrix that would need more than `most` ranks is an error that says so. Biases have no place in such an adapter;
-    they are left out, and the share of the whole that is kept says what that costs.
+    Biases have no place in such an adapter: they are left out.
+
+    Args:
+        folder: The adapter's directory.
+        selection: The parameters that the vector is about.
+        vector: Module name → [d_out, columns].
+        scale: What to multiply the vector with.
+        share: Share of each matrix's squared length to keep.
+        model: Name of the model, as PEFT records it.
+
+    Returns:
+        The largest rank, and the share of the whole vector's squared length that the adapter keeps.
+
+    Raises:
+        UserError: A matrix would need more than `LARGEST_RANK`.
     """
     tensors: dict[str, torch.Tensor] = {}
     ranks: dict[str, int] = {}
@@ -48,10 +117,10 @@ def save_adapter(
         if not module.weight or energy == 0:
             continue
         B, A, kept = low_rank(weight * scale, share)
-        if A.shape[0] > most:
+        if A.shape[0] > LARGEST_RANK:
             raise UserError(
-                f"No small adapter: {module.name} needs rank {A.shape[0]} to keep {share:.0%} of its change. Lower "
-                f"--adapter-share, raise --adapter-rank, or save the delta instead."
+                f"No small adapter: {module.name} needs rank {A.shape[0]} to keep {share:.0%} of its change, more "
+                f"than {LARGEST_RANK}. Lower --adapter-share, or save the delta instead."
             )
         lost += (1 - kept) * energy
         ranks[module.name] = A.shape[0]
@@ -75,11 +144,19 @@ def save_adapter(
     with whole_file(folder / "adapter_model.safetensors") as temporary:
         save_file(tensors, temporary)
     write_json(folder / "adapter_config.json", settings)
-    return {"largest_rank": top_rank, "kept": 1 - lost / whole}
+    return top_rank, 1 - lost / whole
 
 
 def save_model(folder: Path, prepared: Prepared, vector: Parameters, scale: float) -> None:
-    """Write the model with scale · vector added and its tokenizer, in `save_pretrained` layout; whole or not at all."""
+    """Write the changed model and its tokenizer in the layout of `save_pretrained`; whole or not at all.
+
+    Args:
+        folder: The model's directory.
+        prepared: The model.
+        vector: Module name → [d_out, columns].
+        scale: What to multiply the vector with.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
     building = folder.with_name(f".{folder.name}{PARTIAL}")
     shutil.rmtree(building, ignore_errors=True)
     network: Any = prepared.model.network

@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -24,6 +23,12 @@ from npeff.perturb.config import SensingConfig
 from npeff.perturb.lift import Parameters, norm, scale_to_unit
 from npeff.utils.errors import UserError
 
+GAMMA = 0.99
+"""Continuation starts where the vector leaves zero, times this."""
+BETA = 4.0
+"""Factor by which mu falls between steps of the continuation."""
+INNER_TOLERANCE = 1e-3
+"""An inner loop ends when the vector changes by less than this share of its length."""
 MARGIN = 1.05
 """A power iteration comes to the largest singular value from below; the step must not be too long for it."""
 POWER_ITERATIONS = 12
@@ -31,8 +36,6 @@ PLANTED = 32
 """Entries of the vector that a sketch is tried with."""
 RECOVERED = 0.9
 """Cosine with which they have to be found again."""
-
-
 THOROUGH = SensingConfig(inner_iterations=20, long_steps=True)
 """Finds sparse vectors exactly where the sketch allows it."""
 
@@ -42,11 +45,13 @@ class Sensed:
     """A vector found by compressed sensing, and how it was."""
 
     vector: Parameters
+    """Of unit length: module name → [d_out, columns]."""
     entries: int
-    """Numbers that are not zero."""
+    """How many entries are not zero."""
     residual: float
     """‖Au - h‖ / ‖h‖ at the best length of u."""
     iterations: int
+    """Iterations that it took."""
 
 
 class Scaled:
@@ -68,15 +73,25 @@ class Scaled:
         return min(1 + 1.665 * (1 - self.sketch.dim / self.size), 1.999)
 
     def matvec(self, vector: Parameters) -> torch.Tensor:
+        """Au, [p]."""
         return self.sketch.matvec(vector) / self.norm
 
     def rmatvec(self, y: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Aᵀy for y [p], one module at a time: its name and [d_out, columns]."""
         for module, part in self.sketch.rmatvec(y):
             yield module.name, part.div_(self.norm)
 
 
 def largest_singular_value(sketch: Sketch, seed: int = 0) -> float:
-    """‖A‖ by power iteration on AAᵀ, from matvec and rmatvec alone."""
+    """‖A‖ by power iteration on AAᵀ, from matvec and rmatvec alone.
+
+    Args:
+        sketch: A.
+        seed: Seed of the vector to start from.
+
+    Returns:
+        The norm, slightly too small.
+    """
     y = torch.randn(sketch.dim, generator=torch.Generator().manual_seed(seed)).to(sketch.device)
     length = 0.0
     for _ in range(POWER_ITERATIONS):
@@ -100,30 +115,35 @@ def sense(
     scaled: Scaled,
     h: torch.Tensor,
     config: SensingConfig = SensingConfig(),  # noqa: B008 - frozen
-    bar: tqdm[Any] | None = None,
+    description: str = "Sensing",
 ) -> Sensed:
-    """A sparse u of unit length whose sketch is along h [p]. `bar` counts iterations. Memory: 8 · n."""
+    """A sparse vector whose sketch is along h.
+
+    Args:
+        scaled: The sketch.
+        h: What the sketch should be, up to its length, [p].
+        config: Options of the solver.
+        description: What its bar of progress is called.
+
+    Returns:
+        The vector, of unit length; memory 8 · parameters.
+
+    Raises:
+        UserError: Every entry is zero.
+    """
     h = h.to(scaled.sketch.device, torch.float32)
     h = h / h.norm()
     modules = scaled.sketch.modules.values()
     state = _State({module.name: torch.zeros(module.shape, device=h.device) for module in modules}, h.clone())
-    mu = config.gamma * max(float(part.abs().max()) for _, part in scaled.rmatvec(h))
+    largest = max(float(part.abs().max()) for _, part in scaled.rmatvec(h))
     iterations, step = 0, scaled.step
-    while True:
-        mu = max(mu, config.mu)
+    for mu in tqdm(_continuation(GAMMA * largest, config.mu), desc=description, unit="step", leave=False, disable=None):
         for _ in range(config.inner_iterations):
             state, change, step = _iterate(scaled, state, h, mu, step if config.long_steps else scaled.step)
             iterations += 1
-            if bar is not None:
-                bar.update()
-            if change < config.inner_tolerance:
+            if change < INNER_TOLERANCE:
                 break
-        if mu <= config.mu:
-            break
-        mu /= config.beta
     u = state.u
-    if config.debias:
-        _debias(scaled, u, h, config.debias)
     entries = sum(int((part != 0).sum()) for part in u.values())
     if not entries:
         raise UserError("Compressed sensing found no entry: its mu is too large. Lower --mu.")
@@ -131,6 +151,15 @@ def sense(
     sketched = scaled.matvec(u)
     misfit = h - sketched * (h @ sketched) / sketched.square().sum()
     return Sensed(u, entries, float(misfit.norm()), iterations)
+
+
+def _continuation(start: float, end: float) -> list[float]:
+    """Values of mu from `start` down to `end`; only `end` if that is above."""
+    values = []
+    while start > end:
+        values.append(start)
+        start /= BETA
+    return [*values, end]
 
 
 @dataclass
@@ -165,42 +194,24 @@ def _iterate(scaled: Scaled, old: _State, h: torch.Tensor, mu: float, step: floa
     return state, math.sqrt(moved / length) if length else 0.0, suggested
 
 
-def _debias(scaled: Scaled, u: Parameters, h: torch.Tensor, steps: int) -> None:
-    """Least squares on the support of u by conjugate gradients on the normal equations, in place."""
-    support = {name: part != 0 for name, part in u.items()}
-
-    def slope(residual: torch.Tensor) -> Parameters:
-        return {name: part.mul_(support[name]) for name, part in scaled.rmatvec(residual)}
-
-    residual = h - scaled.matvec(u)
-    gradient = slope(residual)
-    direction = {name: part.clone() for name, part in gradient.items()}
-    size = norm(gradient) ** 2
-    for _ in range(steps):
-        if size == 0:
-            return
-        image = scaled.matvec(direction)
-        alpha = size / float(image.square().sum())
-        for name, part in direction.items():
-            u[name] += alpha * part
-        residual = residual - alpha * image
-        gradient = slope(residual)
-        size, before = norm(gradient) ** 2, size
-        for name, part in direction.items():
-            part.mul_(size / before).add_(gradient[name])
-
-
-def planted_cosine(
-    scaled: Scaled, entries: int, config: SensingConfig, seed: int = 0, bar: tqdm[Any] | None = None
-) -> float:
+def planted_cosine(scaled: Scaled, entries: int, config: SensingConfig, seed: int = 0) -> float:
     """Cosine between a planted vector of `entries` random signs and what is found of its sketch."""
     planted = plant(scaled.sketch, entries, seed)
-    found = sense(scaled, scaled.sketch.matvec(planted), config, bar).vector
-    return sum(float((planted[name] * part).sum()) for name, part in found.items()) / norm(planted)
+    vector = sense(scaled, scaled.sketch.matvec(planted), config, "Trying the sketch").vector
+    return sum(float((planted[name] * part).sum()) for name, part in vector.items()) / norm(planted)
 
 
 def plant(sketch: Sketch, entries: int, seed: int = 0) -> Parameters:
-    """A vector of unit length with random signs in `entries` places."""
+    """A vector of unit length with random signs in a few places.
+
+    Args:
+        sketch: What it will be sketched with.
+        entries: How many entries are not zero.
+        seed: Seed of places and signs.
+
+    Returns:
+        Module name → [d_out, columns].
+    """
     generator = torch.Generator().manual_seed(seed)
     modules = list(sketch.modules.values())
     sizes = torch.tensor([module.size for module in modules])
@@ -211,8 +222,8 @@ def plant(sketch: Sketch, entries: int, seed: int = 0) -> Parameters:
     return {m.name: part.view(m.shape).to(sketch.device) for m, part in zip(modules, parts, strict=True)}
 
 
-def fewest_numbers(entries: int, size: int, dim: int) -> float:
-    """Numbers that even a Gaussian sketch needs, so that the smallest ‖u‖₁ is the planted vector.
+def smallest_dim(entries: int, size: int, dim: int) -> float:
+    """Length that even a Gaussian sketch needs, so that the smallest ‖u‖₁ is the planted vector.
 
     Donoho and Tanner ("Counting faces of randomly projected polytopes when the projection radically lowers
     dimension", 2009): 2k ln(n/p) for k entries among n, where k is far below p and p far below n.
@@ -221,26 +232,30 @@ def fewest_numbers(entries: int, size: int, dim: int) -> float:
 
 
 def check_sketch(scaled: Scaled) -> float:
-    """Refuse a sketch from which a planted sparse vector cannot be found again; returns the cosine otherwise.
+    """Refuse a sketch from which a planted sparse vector cannot be found again.
 
     The trial takes a minute for 100 million parameters; a sketch too short for any method is refused before it.
+
+    Args:
+        scaled: The sketch.
+
+    Returns:
+        Cosine of the planted vector with the one that is found.
+
+    Raises:
+        UserError: The sketch cannot be inverted.
     """
-    needed = fewest_numbers(PLANTED, scaled.size, scaled.sketch.dim)
-    if scaled.sketch.dim < needed:
-        raise _not_invertible(
-            scaled, f"{PLANTED} entries among {scaled.size:,} need {math.ceil(needed):,} numbers even in theory"
-        )
-    with tqdm(desc="Trying the sketch", unit="iteration") as bar:
-        cosine = planted_cosine(scaled, PLANTED, THOROUGH, bar=bar)
-    if cosine < RECOVERED:
-        raise _not_invertible(scaled, f"a planted vector of {PLANTED} entries comes back with a cosine of {cosine:.2f}")
-    return cosine
-
-
-def _not_invertible(scaled: Scaled, why: str) -> UserError:
-    options = scaled.sketch.config
-    copies = f", {options.copies} {'copy' if options.copies == 1 else 'copies'}" if options.sketch == "kron" else ""
-    return UserError(
+    sketch, options = scaled.sketch, scaled.sketch.config
+    needed = smallest_dim(PLANTED, scaled.size, sketch.dim)
+    if sketch.dim < needed:
+        why = f"{PLANTED} entries among {scaled.size:,} need p = {math.ceil(needed):,} even in theory"
+    else:
+        cosine = planted_cosine(scaled, PLANTED, THOROUGH)
+        if cosine >= RECOVERED:
+            return cosine
+        why = f"a planted vector of {PLANTED} entries comes back with a cosine of {cosine:.2f}"
+    copies = f", copies = {options.copies}" if options.sketch == "kron" else ""
+    raise UserError(
         f"Compressed sensing cannot invert this run's sketch ({options.sketch}, p = {options.dim}{copies}): {why}. "
         "What works: --sketch sparse, or kron with --copies 4, and a larger --dim, as 16384. "
         "Or use --way lift, which works with every sketch."

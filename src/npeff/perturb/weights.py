@@ -1,13 +1,19 @@
-"""A model's weights, changed for a while and then put back bit for bit."""
+"""A model's weights: changed for a while and then put back bit for bit, and derivatives along a change of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import TracebackType
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
+from torch.autograd import forward_ad as _forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from npeff.models.select import CapturedModule
+from npeff.perturb.lift import Parameters
+
+forward_ad: Any = _forward_ad  # torch leaves it untyped
 
 
 class EditedWeights:
@@ -26,22 +32,27 @@ class EditedWeights:
         self._originals = {name: tensor.detach().clone() for name, tensor in self._parameters()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.restore()
         self._originals = {}
 
     def add(self, vector: Mapping[str, torch.Tensor], scale: float) -> None:
-        """Set every parameter to its original plus scale times its part of `vector`; absent modules stay original."""
+        """Set every parameter to its original plus scale times its part of a vector.
+
+        Args:
+            vector: Module name → [d_out, columns]; parameters of absent modules become the original.
+            scale: What to multiply the vector with.
+
+        Raises:
+            ValueError: A part of the vector has another shape than its parameter.
+        """
+        changes = {
+            name: change
+            for module, matrix in vector.items()
+            for name, change in self.modules[module].unpack(matrix).items()
+        }
         with torch.no_grad():
-            parameters = dict(self._parameters())
-            changes = {
-                name: change
-                for module, matrix in vector.items()
-                for name, change in self.modules[module].unpack(matrix).items()
-            }
-            for name, parameter in parameters.items():
+            for name, parameter in self._parameters():
                 original = self._originals[name]
                 if name in changes and changes[name].shape != original.shape:
                     raise ValueError(f"{name} has shape {tuple(original.shape)}, not {tuple(changes[name].shape)}")
@@ -53,9 +64,7 @@ class EditedWeights:
 
     def restore(self) -> None:
         """Put the original parameters back."""
-        with torch.no_grad():
-            for name, parameter in self._parameters():
-                parameter.copy_(self._originals[name])
+        self.add({}, 0.0)
 
     def _parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Name and tensor of every parameter that a vector can change."""
@@ -63,3 +72,42 @@ class EditedWeights:
             for kind in ("weight", "bias"):
                 if getattr(module, kind):
                     yield f"{module.name}.{kind}", getattr(module.module, kind)
+
+
+@contextlib.contextmanager
+def moving(modules: Iterable[CapturedModule], vector: Parameters) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Inside, whatever the model computes carries its derivative along a change of the parameters.
+
+    with moving(selection.modules, vector) as derivative:
+        dz = derivative(answer logits)      # J v
+
+    Modules hold dual numbers of their parameters and the vector meanwhile; the parameters themselves stay as they are.
+
+    Args:
+        modules: The modules that the vector may change.
+        vector: Module name → [d_out, columns].
+
+    Yields:
+        A function that gives the derivative of a tensor, in its own shape.
+    """
+    held: list[tuple[torch.nn.Module, str, torch.nn.Parameter | None]] = []
+    try:
+        # only the plain form of attention can be differentiated forwards
+        with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+            for module in modules:
+                parts = module.unpack(vector[module.name]) if module.name in vector else {}
+                for name, part in parts.items():
+                    kind = name.rpartition(".")[2]
+                    parameter = getattr(module.module, kind)
+                    held.append((module.module, kind, parameter))
+                    # not by assignment, which takes nothing but a Parameter, and that would lose the derivative
+                    module.module._parameters[kind] = forward_ad.make_dual(parameter.detach(), part.to(parameter))
+            yield _derivative
+    finally:
+        for owner, kind, before in held:
+            owner._parameters[kind] = before
+
+
+def _derivative(value: torch.Tensor) -> torch.Tensor:
+    tangent: torch.Tensor | None = forward_ad.unpack_dual(value).tangent
+    return torch.zeros_like(value) if tangent is None else tangent

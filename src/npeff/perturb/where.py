@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from npeff.models.select import CapturedModule, Selection
 from npeff.perturb.lift import Parameters, norm
 
 RANKS = (1, 4, 16)
-"""Ranks for which the share of a matrix's energy is told."""
+"""Ranks for which the share of a matrix's energy is computed."""
 _SEED = 0
 
 
@@ -21,14 +20,27 @@ class Place:
     """A module's part of a vector."""
 
     module: str
+    """Name of the module."""
     layer: int
     """Number of the block; -1 outside of any."""
     kind: str
     """What the module is in its block, as mlp.down_proj."""
     share: float
     """Its part of the vector's squared length."""
-    ranks: dict[int, float]
+    ranks: dict[str, float]
     """Rank → share of the matrix's squared length that its leading singular vectors keep."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a vector."""
+
+    parameter: str
+    """Name of the parameter."""
+    index: list[int]
+    """Where it is in the parameter's own shape."""
+    value: float
+    """Its value, for a vector of length 1."""
 
 
 def split_name(name: str) -> tuple[int, str]:
@@ -36,34 +48,45 @@ def split_name(name: str) -> tuple[int, str]:
     match = re.search(r"\.(\d+)\.", f".{name}.")
     if match is None:
         return -1, name
-    rest = name[match.end() - 1 :]
-    return int(match[1]), rest or name
+    return int(match[1]), name[match.end() - 1 :] or name
 
 
 def find_places(vector: Parameters) -> list[Place]:
-    """The modules of a vector, in the model's order."""
+    """The modules of a vector, in the model's order.
+
+    Args:
+        vector: Module name → [d_out, columns].
+
+    Returns:
+        One place for each module; their shares sum to 1.
+    """
     whole = norm(vector) ** 2 or 1.0
     places = []
     for name, matrix in vector.items():
-        layer, kind = split_name(name)
         energy = float(matrix.double().square().sum())
-        places.append(Place(name, layer, kind, energy / whole, _rank_shares(matrix, energy)))
+        places.append(Place(name, *split_name(name), energy / whole, _rank_shares(matrix, energy)))
     return places
 
 
-def _rank_shares(matrix: torch.Tensor, energy: float) -> dict[int, float]:
+def _rank_shares(matrix: torch.Tensor, energy: float) -> dict[str, float]:
     """Shares that the leading singular values keep; by a randomised SVD, which is exact to a few digits here."""
-    smaller = min(matrix.shape)
     if energy == 0:
-        return dict.fromkeys(RANKS, 1.0)
+        return dict.fromkeys(map(str, RANKS), 1.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        values = torch.svd_lowrank(matrix, q=min(smaller, RANKS[-1] + 16), niter=3)[1].double().square()
-    return {rank: min(1.0, float(values[:rank].sum()) / energy) for rank in RANKS}
+        values = torch.svd_lowrank(matrix, q=min(*matrix.shape, RANKS[-1] + 16), niter=3)[1].double().square()
+    return {str(rank): min(1.0, float(values[:rank].sum()) / energy) for rank in RANKS}
 
 
 def by_layer_and_kind(places: list[Place]) -> tuple[list[int], list[str], list[list[float]]]:
-    """Layers, kinds, and the share of each pair, [layers][kinds]."""
+    """Sum the shares of places by layer and kind.
+
+    Args:
+        places: Parts of one vector.
+
+    Returns:
+        Layers, kinds, and the share of each pair, [layers][kinds].
+    """
     layers = sorted({place.layer for place in places})
     kinds = list(dict.fromkeys(place.kind for place in places))
     shares = [[0.0] * len(kinds) for _ in layers]
@@ -72,19 +95,24 @@ def by_layer_and_kind(places: list[Place]) -> tuple[list[int], list[str], list[l
     return layers, kinds, shares
 
 
-def largest_entries(selection: Selection, vector: Parameters, count: int = 20) -> list[dict[str, Any]]:
-    """The largest entries of a vector by size: parameter name, index in the parameter's own shape, value."""
-    found: list[tuple[float, CapturedModule, int]] = []
+def largest_entries(selection: Selection, vector: Parameters, count: int = 20) -> list[Entry]:
+    """The largest entries of a vector.
+
+    Args:
+        selection: The parameters that the vector is about.
+        vector: Module name → [d_out, columns].
+        count: How many entries to give.
+
+    Returns:
+        Entries by their size, largest first.
+    """
+    candidates: list[tuple[float, CapturedModule, int]] = []
     for module in selection.modules:
         flat = vector[module.name].reshape(-1)
-        sizes, places = flat.abs().topk(min(count, flat.numel()))
-        found += [(float(flat[int(place)]), module, int(place)) for place in places[: len(sizes)]]
-    found.sort(key=lambda entry: -abs(entry[0]))
-    return [
-        {"parameter": name, "index": index, "value": value}
-        for value, module, place in found[:count]
-        for name, index in [_entry_name(module, place)]
-    ]
+        places = flat.abs().topk(min(count, flat.numel())).indices.tolist()
+        candidates += [(float(flat[place]), module, place) for place in places]
+    candidates.sort(key=lambda candidate: -abs(candidate[0]))
+    return [Entry(*_entry_name(module, place), value) for value, module, place in candidates[:count]]
 
 
 def _entry_name(module: CapturedModule, place: int) -> tuple[str, list[int]]:
@@ -96,7 +124,15 @@ def _entry_name(module: CapturedModule, place: int) -> tuple[str, list[int]]:
 
 
 def low_rank(matrix: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """B [d_out, r] and A [r, d_in] of the smallest rank r whose product keeps `share` of the energy, and how much."""
+    """A product BA of the smallest rank r that keeps a share of a matrix's energy.
+
+    Args:
+        matrix: [d_out, d_in].
+        share: Share of the squared length to keep.
+
+    Returns:
+        B [d_out, r], A [r, d_in], and the share that they keep.
+    """
     U, S, Vh = torch.linalg.svd(matrix.float(), full_matrices=False)
     energy = S.double().square()
     kept = energy.cumsum(0) / energy.sum().clamp_min(1e-300)

@@ -3,27 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 
+from npeff.decompose.als import gram
+from npeff.decompose.base import Decomposition
+from npeff.perturb.config import Direction
+from npeff.perturb.protocol import Plan
+from npeff.perturb.row_weights import RowSums, component_sums, example_sizes
+from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
+from npeff.utils.types import Array
 
 RIDGES = tuple(10.0 ** (power / 2) for power in range(-12, 1))
 """Ridges that are tried, as shares of the largest eigenvalue of the mean Fisher."""
 JITTER = 1e-9
 """Added to a diagonal, as a share of its mean: rows may depend on each other."""
+BACKGROUND_ROWS = 4096
+"""Most Fisher rows of a background."""
+FEWEST = 10
+"""Background examples that a ridge can be chosen on."""
 VALIDATION = 0.2
 """Share of the background examples on which a ridge is chosen."""
 
 
-def rejection_mix(gram: torch.Tensor, chosen: Sequence[int], threshold: float) -> torch.Tensor:
-    """What the paper's sequential rejection makes of components, as mixtures of all of them: float64 [J, C].
+@dataclass(frozen=True)
+class RidgeTrial:
+    """A ridge that was tried."""
 
-    `gram` = HHᵀ [C, C]. One component after another, those with |cosine| below `threshold` to what is left are
-    projected out. A component is never rejected from itself.
+    ridge: float
+    """What is added to the mean Fisher."""
+    ratio: float
+    """Second-order KL ratio on held-out background examples, geometric mean over components."""
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What was chosen before the first component was perturbed; components that are added later use the same."""
+
+    ridge: float | None = None
+    """whiten: what is added to the mean Fisher."""
+    ridges: list[RidgeTrial] = field(default_factory=list)
+    """whiten: the ridges that were tried; empty if the ridge was given."""
+    background_examples: int | None = None
+    """whiten: examples of the mean Fisher."""
+    key: str | None = None
+    """Which settings of which run and decomposition this belongs to."""
+
+    removed: ClassVar[dict[str, str]] = {"stationarity": "it is in the records of the components."}
+
+
+def rejection_mix(gram: torch.Tensor, chosen: Sequence[int], threshold: float) -> torch.Tensor:
+    """What the paper's sequential rejection makes of components, as mixtures of all of them.
+
+    One component after another, those with |cosine| below `threshold` to what is left are projected out. A component is
+    never rejected from itself.
+
+    Args:
+        gram: HHᵀ [C, C].
+        chosen: The J components to keep.
+        threshold: Largest |cosine| of a component that is projected out.
+
+    Returns:
+        The mixtures, float64 [J, C].
     """
     K = gram.double()
     lengths = K.diagonal().sqrt()
@@ -44,26 +90,32 @@ def rejection_mix(gram: torch.Tensor, chosen: Sequence[int], threshold: float) -
 class FisherRows:
     """Rows of some examples at their own length: G_iᵀG_i is the Fisher of example i, not one of unit norm."""
 
-    examples: np.ndarray
+    examples: Array
     """Numbers of the examples, ascending, [n]."""
-    owner: np.ndarray
+    owner: Array
     """Position in `examples` of each row, [R]."""
-    places: np.ndarray
+    places: Array
     """Place of each row among all rows of the run, [R]."""
     scales: torch.Tensor
     """What a stored row was multiplied with, float64 [R]."""
     rows: torch.Tensor
     """float32 [R, p]."""
 
-    def effects(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Second-order KL ½‖G_i v‖² of each example for vectors [J, p] of the sketch: float64 [J, n]."""
-        squares = (vectors.to(self.rows) @ self.rows.T).double().square() / 2
-        result = torch.zeros(len(vectors), len(self.examples), dtype=torch.float64)
-        return result.index_add_(1, torch.from_numpy(self.owner), squares)
+    def part(self, inside: Array) -> torch.Tensor:
+        """Positions of the rows of some of the examples; `inside` is bool [n]."""
+        return torch.from_numpy(inside[self.owner].nonzero()[0])
 
 
-def read_fishers(run: Run, examples: np.ndarray) -> FisherRows:
-    """The Fisher rows of examples (any order, no example twice); memory 4 · rows · p."""
+def read_fishers(run: Run, examples: Array) -> FisherRows:
+    """The Fisher rows of some examples.
+
+    Args:
+        run: The run.
+        examples: Numbers of the examples in any order, none of them twice, [n].
+
+    Returns:
+        Their rows; memory 4 · rows · p.
+    """
     source = run.source("fisher")
     examples = np.sort(np.asarray(examples, dtype=np.int64))
     ranks = source.ranks[examples]
@@ -72,16 +124,24 @@ def read_fishers(run: Run, examples: np.ndarray) -> FisherRows:
     places = starts[owner] + np.arange(len(owner)) - (np.cumsum(ranks) - ranks)[owner]
     norms = torch.from_numpy(run.table["pef_norm"].to_numpy().astype(np.float64))
     scales = norms[torch.from_numpy(examples)].sqrt()[torch.from_numpy(owner)]
-    parts = [source.read(int(i), int(i) + 1) for i in examples]
-    rows = torch.cat(parts) if parts else torch.empty(0, source.dim)
+    rows = SubsetRows(source, examples).read(0, len(examples))
     return FisherRows(examples, owner, places, scales, rows * scales[:, None].float())
 
 
 def whiten(gram: torch.Tensor, products: torch.Tensor, examples: int, ridge: float) -> torch.Tensor:
-    """Weights a [R, J] with (F̄ + λI)⁻¹h ∝ h − Gᵀa, for F̄ = GᵀG / examples and λ = `ridge`.
+    """Weights a with (F̄ + λI)⁻¹h ∝ h − Gᵀa, for F̄ = GᵀG / examples.
 
-    `gram` = GGᵀ [R, R] and `products` = GHᵀ [R, J], float64. By Woodbury's identity the inverse of a p × p matrix
-    needs only an R × R one: (F̄ + λI)⁻¹ = (I − Gᵀ(GGᵀ + λ·examples·I)⁻¹G) / λ.
+    By Woodbury's identity the inverse of a p × p matrix needs only an R × R one:
+    (F̄ + λI)⁻¹ = (I − Gᵀ(GGᵀ + λ·examples·I)⁻¹G) / λ.
+
+    Args:
+        gram: GGᵀ, float64 [R, R].
+        products: GHᵀ, float64 [R, J].
+        examples: How many examples the rows G belong to.
+        ridge: λ.
+
+    Returns:
+        The weights, float64 [R, J].
     """
     system = gram.clone()
     system.diagonal().add_(ridge * examples)
@@ -91,10 +151,20 @@ def whiten(gram: torch.Tensor, products: torch.Tensor, examples: int, ridge: flo
 def whiten_within(
     span: torch.Tensor, background: torch.Tensor, h: torch.Tensor, examples: int, ridge: float
 ) -> torch.Tensor:
-    """Weights c [S] of the rows of `span` [S, p] for which δ = spanᵀc comes closest to (F̄ + λI)⁻¹h.
+    """Weights c of the rows of a span for which δ = spanᵀc comes closest to (F̄ + λI)⁻¹h.
 
-    That is the minimum of ½ δᵀ(F̄ + λI)δ − δᵀh over the span, with F̄ = GᵀG / examples of the `background` G [R, p]: few
-    rows carry the direction, but their weights make up for those left out. float64.
+    That is the minimum of ½ δᵀ(F̄ + λI)δ − δᵀh over the span, with F̄ = GᵀG / examples of the background G: few rows
+    carry the direction, but their weights make up for those left out.
+
+    Args:
+        span: Rows that may carry the direction, [S, p].
+        background: Rows of the mean Fisher, [R, p].
+        h: What is whitened, [p].
+        examples: How many examples the background belongs to.
+        ridge: λ.
+
+    Returns:
+        The weights, float64 [S].
     """
     cross = (span @ background.T).double()
     system = cross @ cross.T / examples + ridge * (span @ span.T).double()
@@ -104,38 +174,200 @@ def whiten_within(
 
 def choose_ridge(
     background: FisherRows, top: Sequence[FisherRows], vectors: torch.Tensor, seed: int
-) -> tuple[float, list[dict[str, float]]]:
+) -> tuple[float, list[RidgeTrial]]:
     """The ridge with the best second-order KL ratio on examples that the whitening does not see.
 
-    A part of the background is held out; vectors [J, p] are whitened against the rest (without any vector's top
-    examples, `top`), and the geometric mean over vectors of mean effect on top examples ÷ mean effect on held-out ones
-    is compared. Returns the ridge and the table of {ridge, ratio}.
+    A part of the background is held out; vectors are whitened against the rest, without any vector's top examples. The
+    geometric mean over vectors of mean effect on top examples ÷ mean effect on held-out ones is compared.
+
+    Args:
+        background: Rows of examples to whiten against.
+        top: Rows of the top examples of each vector.
+        vectors: Components to whiten, [J, p].
+        seed: Seed of the examples that are held out.
+
+    Returns:
+        The ridge, and all that were tried.
+
+    Raises:
+        UserError: Too few examples are left.
     """
     tops = np.unique(np.concatenate([rows.examples for rows in top]))
     candidates = np.setdiff1d(background.examples, tops)
-    if len(candidates) < 10:
+    if len(candidates) < FEWEST:
         raise UserError(
             f"Only {len(candidates)} background examples are left to choose a ridge on. Collect more examples, lower "
             f"--random, or give --ridge."
         )
     held_out = np.random.default_rng([seed, 3]).permutation(candidates)[: max(2, round(VALIDATION * len(candidates)))]
-    fitted = np.isin(background.examples, np.setdiff1d(candidates, held_out))[background.owner]
-    checked = np.isin(background.examples, held_out)[background.owner]
-    G, V = background.rows[fitted], background.rows[checked]
+    fitted = np.isin(background.examples, np.setdiff1d(candidates, held_out))
+    G = background.rows[background.part(fitted)]
+    V = background.rows[background.part(np.isin(background.examples, held_out))]
     values, basis = torch.linalg.eigh((G @ G.T).double())
     products = basis.T @ (G @ vectors.T).double()
-    count = int(np.isin(background.examples, np.setdiff1d(candidates, held_out)).sum())
+    count = int(fitted.sum())
     largest = float(values[-1]) / count
-    on_checked = (V @ vectors.T).double(), (V @ G.T).double() @ basis
+    on_held_out = (V @ vectors.T).double(), (V @ G.T).double() @ basis
     on_top = [((T.rows @ h).double(), (T.rows @ G.T).double() @ basis) for T, h in zip(top, vectors, strict=True)]
-    table = []
+    trials = []
     for share in RIDGES:
         ridge = share * largest
         a = products / (values.clamp_min(0) + ridge * count)[:, None]
-        beside = (on_checked[0] - on_checked[1] @ a).square().sum(0) / len(held_out)
+        beside = (on_held_out[0] - on_held_out[1] @ a).square().sum(0) / len(held_out)
         inside = [
             (plain - cross @ a[:, j]).square().sum() / len(top[j].examples) for j, (plain, cross) in enumerate(on_top)
         ]
-        ratio = float((torch.stack(inside) / beside).log().mean().exp())
-        table.append({"ridge": ridge, "ratio": ratio})
-    return max(table, key=lambda entry: entry["ratio"])["ridge"], table
+        trials.append(RidgeTrial(ridge, float((torch.stack(inside) / beside).log().mean().exp())))
+    return max(trials, key=lambda trial: trial.ratio).ridge, trials
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """A background to whiten against, and the ridge."""
+
+    background: FisherRows
+    """Rows of the mean Fisher."""
+    gram: torch.Tensor
+    """GGᵀ of its rows, float64 [R, R]."""
+    ridge: float
+    """What is added to the mean Fisher."""
+    trials: list[RidgeTrial]
+    """Ridges that were tried; empty if the ridge was given."""
+
+    @staticmethod
+    def prepare(run: Run, plan: Plan, vectors: torch.Tensor, ridge: float | None, seed: int) -> Whitening:
+        """Read the background, and choose the ridge if there is none.
+
+        Args:
+            run: The run.
+            plan: Components, their top examples, and the examples that may be used.
+            vectors: The plan's components, [J, p].
+            ridge: The ridge, if it is known.
+            seed: Seed of the examples that are taken.
+
+        Returns:
+            What vectors can be whitened with.
+        """
+        ranks = run.source("fisher").ranks
+        shuffled = np.random.default_rng([seed, 2]).permutation(plan.background)
+        background = read_fishers(run, shuffled[np.cumsum(ranks[shuffled]) <= BACKGROUND_ROWS])
+        trials: list[RidgeTrial] = []
+        if ridge is None:
+            top = [read_fishers(run, plan.top_examples(number)) for number in plan.components]
+            ridge, trials = choose_ridge(background, top, vectors, seed)
+        return Whitening(background, (background.rows @ background.rows.T).double(), ridge, trials)
+
+    def apply(self, sums: RowSums, excluded: Sequence[Array], total_rows: int) -> RowSums:
+        """Whiten vectors.
+
+        Args:
+            sums: The J vectors.
+            excluded: For each vector, the examples that do not belong to its background.
+            total_rows: Fisher rows of the run.
+
+        Returns:
+            The whitened vectors, as sums of rows.
+        """
+        vectors = sums.vectors.clone()
+        weights = {kind: values.clone() for kind, values in sums.weights.items()}
+        fisher = weights.setdefault("fisher", torch.zeros(len(vectors), total_rows))
+        for j, without in enumerate(excluded):
+            inside = ~np.isin(self.background.examples, without)
+            keep = self.background.part(inside)
+            G = self.background.rows[keep]
+            products = (G @ sums.vectors[j, :, None]).double()
+            a = whiten(self.gram[keep][:, keep], products, int(inside.sum()), self.ridge)[:, 0]
+            vectors[j] -= a.float() @ G
+            fisher[j, self.background.places[keep.numpy()]] -= (a * self.background.scales[keep]).float()
+        return RowSums(vectors, weights)
+
+    def carry(self, run: Run, whole: RowSums, h: torch.Tensor, excluded: Sequence[Array], share: float) -> RowSums:
+        """Solve for whitened vectors again, carried by a share of the examples: those that weigh most in the whole.
+
+        Random examples, which are neither in the background nor excluded, carry nothing.
+
+        Args:
+            run: The run.
+            whole: The whitened vectors, from `apply`.
+            h: What is whitened, [J, p].
+            excluded: For each vector, the examples that do not belong to its background.
+            share: Share of the examples that may carry it.
+
+        Returns:
+            The vectors, as sums of rows.
+        """
+        sizes = example_sizes(whole, {kind: run.source(kind) for kind in whole.weights})
+        vectors = torch.zeros_like(whole.vectors)
+        weights = torch.zeros_like(whole.weights["fisher"])
+        for j, without in enumerate(excluded):
+            allowed = np.union1d(self.background.examples, without)
+            order = allowed[np.argsort(-sizes[j, allowed], kind="stable")]
+            span = read_fishers(run, order[: max(1, round(share * len(order)))])
+            inside = ~np.isin(self.background.examples, without)
+            G = self.background.rows[self.background.part(inside)]
+            c = whiten_within(span.rows, G, h[j], int(inside.sum()), self.ridge)
+            vectors[j] = c.float() @ span.rows
+            weights[j, span.places] = (c * span.scales).float()
+        return RowSums(vectors, {"fisher": weights})
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Directions of the sketch for a plan's components."""
+
+    sums: RowSums
+    """The directions as sums of rows."""
+    targets: torch.Tensor
+    """What they should be: made of the components as they are stored, float32 [J, p]."""
+    stationarity: list[float]
+    """Cosine of each component with the sum of rows that stands for it."""
+    notes: Notes
+    """What was chosen on the way."""
+
+
+def plan_directions(
+    run: Run,
+    decomposition: Decomposition,
+    plan: Plan,
+    direction: Direction,
+    threshold: float = 0.5,
+    ridge: float | None = None,
+    carriers: float = 1.0,
+    seed: int = 0,
+) -> Directions:
+    """The directions of a plan's components.
+
+    Args:
+        run: The run.
+        decomposition: One of its decompositions.
+        plan: Components and examples.
+        direction: whiten, reject or plain.
+        threshold: reject: components with a cosine of at least this size are not rejected from.
+        ridge: whiten: what is added to the mean Fisher; chosen if not given.
+        carriers: whiten: share of the examples that carry the direction.
+        seed: whiten: seed of the background.
+
+    Returns:
+        One direction for each component of the plan.
+
+    Raises:
+        UserError: The run has no Fisher rows to whiten with.
+    """
+    mix = torch.eye(len(decomposition.components), dtype=torch.float64)[plan.components]
+    if direction == "reject":
+        mix = rejection_mix(gram(decomposition.components.float()), plan.components, threshold)
+    sums = component_sums(decomposition, run.source(decomposition.kind), mix)
+    targets = (mix @ decomposition.components.double()).float()
+    cosines = torch.nn.functional.cosine_similarity(sums.vectors, targets, dim=1)
+    stationarity = [round(value, 6) for value in cosines.tolist()]
+    if direction != "whiten":
+        return Directions(sums, targets, stationarity, Notes())
+    if "fisher" not in run.manifest["identity"]["collected"]:
+        raise UserError(f"{run.path} has no Fisher rows to whiten with. Collect with --fisher, or use reject.")
+    whitening = Whitening.prepare(run, plan, sums.vectors, ridge, seed)
+    excluded = [plan.top_examples(number) for number in plan.components]
+    whole = whitening.apply(sums, excluded, int(run.source("fisher").ranks.sum()))
+    if carriers < 1:
+        whole = whitening.carry(run, whole, sums.vectors, excluded, carriers)
+    notes = Notes(whitening.ridge, whitening.trials, len(whitening.background.examples))
+    return Directions(whole, whole.vectors, stationarity, notes)

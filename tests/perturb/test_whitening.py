@@ -7,12 +7,19 @@ import pytest
 import torch
 
 from npeff.decompose.run import open_decomposition
-from npeff.perturb.divergence import Divergence
+from npeff.perturb.evaluate import Divergence
 from npeff.perturb.lift import scale_to_unit
 from npeff.perturb.row_weights import RowSums, component_sums
 from npeff.perturb.weights import EditedWeights
 from npeff.perturb.whitening import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
 from npeff.utils.errors import UserError
+
+
+def effects(fishers, vectors):
+    """Second-order KL ½‖G_i v‖² of each example for vectors [J, p] of the sketch: [J, n]."""
+    squares = (vectors.to(fishers.rows) @ fishers.rows.T).double().square() / 2
+    result = torch.zeros(len(vectors), len(fishers.examples), dtype=torch.float64)
+    return result.index_add_(1, torch.from_numpy(fishers.owner), squares)
 
 
 def paper_rejection(H, j, threshold):
@@ -94,13 +101,13 @@ def test_whitening_wins_where_the_background_is_shared():
     everything = FisherRows(places, places, places, torch.ones(50, dtype=torch.float64), rows)
     top = FisherRows(np.arange(6), np.arange(6), np.arange(6), everything.scales[:6], rows[:6])
     h = (u + loud)[None]
-    ridge, table = choose_ridge(everything, [top], h, seed=0)
-    assert ridge in [entry["ridge"] for entry in table]
+    ridge, trials = choose_ridge(everything, [top], h, seed=0)
+    assert ridge in [trial.ridge for trial in trials]
     background = rows[6:]
     a = whiten((background @ background.T).double(), (background @ h.T).double(), 44, ridge)
     white = h - a.T.float() @ background
-    effects = everything.effects(torch.cat([h, white]))
-    ratios = effects[:, :6].mean(1) / effects[:, 6:].mean(1)
+    found = effects(everything, torch.cat([h, white]))
+    ratios = found[:, :6].mean(1) / found[:, 6:].mean(1)
     assert ratios[1] > 20 * ratios[0]
 
 
@@ -118,7 +125,7 @@ def test_second_order_prediction_is_measured_at_small_magnitude(run, prepared, p
     divergence = Divergence(prepared, prompts, examples.tolist())
     for vector in lifter.lift(sums):
         scale_to_unit(vector)
-        predicted = rows.effects(prepared.collector.sketch.matvec(vector)[None])[0].numpy() * 1e-3**2
+        predicted = effects(rows, prepared.collector.sketch.matvec(vector)[None])[0].numpy() * 1e-3**2
         with EditedWeights(prepared.selection.modules) as weights:
             weights.add(vector, 1e-3)
             measured, _ = divergence.measure()
