@@ -1,9 +1,8 @@
-"""How decompositions relate, and what perturbations measured: the numbers behind the page, against brute force."""
+"""How decompositions relate: the values behind the page, against brute force."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from npeff.decompose.config import FitConfig
 from npeff.decompose.methods import create
 from npeff.decompose.run import open_decomposition
 from npeff.explore.config import ExportConfig
-from npeff.explore.evidence import heat_map
 from npeff.explore.export import export
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -226,26 +224,3 @@ def test_one_decomposition_has_no_relatives(tmp_path: Path) -> None:
     put(run, "a", 4, 0)
     found = Relations.of(run, ["a"], [[[]] * 4])
     assert (found.pairs, found.of_component(0, 2), found.stability(0), found.chains) == ({}, [], None, [])
-
-
-# --- perturbations ------------------------------------------------------------------------------------------------
-
-
-def records(run: Run, label: str) -> dict[int, dict[str, Any]]:
-    found = json.loads((run.path / "perturbations" / label / "results.json").read_text(encoding="utf-8"))
-    return {record["component"]: record for record in found.components}
-
-
-def test_experts_of_a_layer_are_put_together() -> None:
-    where = [
-        {"module": "", "layer": layer, "kind": kind, "share": share, "ranks": {}}
-        for layer, kind, share in (
-            (0, "mlp.experts.0.up", 0.1),
-            (0, "mlp.experts.1.up", 0.2),
-            (1, "mlp.experts.0.up", 0.3),
-            (1, "attn.q", 0.4),
-        )
-    ]
-    found = heat_map(where)
-    assert found["kinds"] == ["mlp.experts.*.up", "attn.q"]
-    assert found["shares"] == [[pytest.approx(0.3), 0], [0.3, 0.4]]

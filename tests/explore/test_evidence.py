@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from npeff.decompose.run import open_decomposition
 from npeff.explore.config import ExportConfig
-from npeff.explore.evidence import digests
+from npeff.explore.evidence import digests, heat_map
 from npeff.explore.export import export
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.explore.test_export import data
 
-EXAMPLES = 40
+
+def records(run: Run, label: str) -> dict[int, dict[str, Any]]:
+    found = json.loads((run.path / "perturbations" / label / "results.json").read_text(encoding="utf-8"))
+    return {record["component"]: record for record in found["components"]}
 
 
 def number_of(site: Path, name: str) -> int:
@@ -91,3 +96,18 @@ def test_the_page_is_made_again_when_perturbations_or_decompositions_change(
     shutil.rmtree(run.path / "decompositions/clusters-4-0")
     export(config)
     assert len(data(site, "run")["decompositions"]) == 3
+
+
+def test_experts_of_a_layer_are_put_together() -> None:
+    where = [
+        {"module": "", "layer": layer, "kind": kind, "share": share, "ranks": {}}
+        for layer, kind, share in (
+            (0, "mlp.experts.0.up", 0.1),
+            (0, "mlp.experts.1.up", 0.2),
+            (1, "mlp.experts.0.up", 0.3),
+            (1, "attn.q", 0.4),
+        )
+    ]
+    found = heat_map(where)
+    assert found["kinds"] == ["mlp.experts.*.up", "attn.q"]
+    assert found["shares"] == [[pytest.approx(0.3), 0], [0.3, 0.4]]
