@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from npeff.cli import main
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 
 HOSTILE = "<script>alert(1)</script> | [link](http://x) `code` **bold** \u202eRTL \x1b[31m &amp; @someone #1"
@@ -25,5 +25,5 @@ def made(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, review
     assert main(["collect", str(run), *options, "--storage", "float32", "--shard-examples", "16"]) == 0
     for method in ("npeff", "clusters"):
         assert main(["decompose", str(run), "--components", "3", "--method", method, "--decomposition", method]) == 0
-    Annotations(Run.open(run), "npeff").add(1, f"jokes {HOSTILE}", who="me")
+    Themes(Run.open(run), "npeff").add(1, f"jokes {HOSTILE}", who="me")
     return run

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from npeff.decompose.run import open_decomposition
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.layout import ANALYSIS
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -31,7 +31,7 @@ def _decomposition(run: Run, folder: Path) -> Iterator[str]:
         return
     try:
         open_decomposition(run, folder.name)
-        Annotations(run, folder.name).current()
+        Themes(run, folder.name).current()
         analysis = folder / ANALYSIS / "analysis.json"
         if analysis.is_file():
             read_object(analysis)

@@ -38,7 +38,7 @@ from npeff.decompose.config import METHODS
 from npeff.decompose.run import open_decomposition
 from npeff.explore import evidence, pages
 from npeff.explore.config import ExportConfig
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.configs import to_dict
@@ -135,7 +135,7 @@ def _script(key: str, value: Any) -> str:
 def _write_labels(folder: Path, run: Run, names: list[str]) -> None:
     """Write what people say about the components now. All else stays when only this has changed."""
     for number, name in enumerate(names):
-        labels = [dataclasses.asdict(annotation) for annotation in Annotations(run, name).current().values()]
+        labels = [dataclasses.asdict(annotation) for annotation in Themes(run, name).current().values()]
         path, text = folder / "data" / str(number) / "labels.js", _script(f"{number}/labels", labels)
         if not path.is_file() or path.read_text(encoding="ascii") != text:
             with whole_file(path) as temporary:

@@ -1,4 +1,4 @@
-"""`npeff explore`: serves a run's page on this machine only, takes labels and tries texts."""
+"""`npeff explore`: serves a run's page on this machine only, takes themes and tries texts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from npeff.explore.api import PREFIX, Api
 from npeff.explore.config import ExploreConfig
 from npeff.explore.export import MARKER, export_site
+from npeff.explore.openapi import Problem
 from npeff.store.layout import decomposition_names
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -128,8 +129,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command not in methods:
             allowed = ", ".join(methods)
             return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}.", Allow=allowed)
+        query = self.path.partition("?")[2].partition("#")[0]
         if self.command != "POST":
-            return self._send_json(*api.get(path, self.path.partition("?")[2].partition("#")[0]))
+            return self._send_json(*api.answer(path, query, None))
         # a form of another site's page can neither send JSON nor a header of its own
         if self.headers.get("Sec-Fetch-Site") != "same-origin" and "X-Npeff" not in self.headers:
             return self._refuse(HTTPStatus.FORBIDDEN, "Without a browser, send a header X-Npeff along.")
@@ -140,10 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.LENGTH_REQUIRED, "Say how long the request is (Content-Length).")
         if len(length) > 9 or int(length) > LARGEST:
             return self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A request may have {LARGEST} bytes.")
-        return self._send_json(*api.post(path, self.rfile.read(int(length))))
+        return self._send_json(*api.answer(path, query, self.rfile.read(int(length))))
 
     def _send_json(self, status: HTTPStatus, value: Any, **headers: str) -> None:
-        body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+        body = json.dumps(value, allow_nan=False, separators=(",", ":"), default=vars).encode("ascii")
         self._send(status, "application/json", body, **headers)
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes, **headers: str) -> None:
@@ -193,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: HTTPStatus, why: str, **headers: str) -> None:
         """Answer with an error and end the connection: what else was sent is not for us to make sense of."""
         self.close_connection = True
-        self._send_json(status, {"error": why}, Connection="close", **headers)
+        self._send_json(status, Problem(why), Connection="close", **headers)
         if self.command == "POST":  # closing with unread bytes could take the answer away before it is read
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_WR)

@@ -13,7 +13,7 @@ from npeff.analyse.highlights import highlights
 from npeff.analyse.records import KINDS, Analysis, Rate
 from npeff.analyse.run import read_analysis
 from npeff.decompose.config import METHODS
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.layout import decomposition_names
 from npeff.store.run import Run
 from npeff.utils.files import read_json
@@ -140,7 +140,7 @@ def _rate(rate: Rate | None) -> str:
 
 def _components(run: Run, analysis: Analysis) -> str:
     """The components to look at first, with labels that people or judges gave and a few top examples."""
-    labels = Annotations(run, analysis.name).current()
+    labels = Themes(run, analysis.name).current()
     texts, predictions = run.table["text"], run.table["prediction_text"]
     # what somebody has found a name for comes first
     labelled = [component for component in analysis.component if component.number in labels]
@@ -148,7 +148,7 @@ def _components(run: Run, analysis: Analysis) -> str:
     lines = [f"## Some components of {as_text(analysis.name)}"]
     for component in (labelled + others)[:SHOWN_COMPONENTS]:
         number, first = component.number, component.orderings[0]
-        label = labels[number].label if number in labels else ""
+        label = labels[number].theme if number in labels else ""
         heading = f"### {number}" + (f": {as_text(label)}" if label else "")
         if label and labels[number].source != "person":
             heading += " (automatic label)"
