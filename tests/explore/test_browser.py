@@ -136,7 +136,7 @@ def test_only_what_is_looked_at_is_loaded(browser: Browser, site: Path) -> None:
         assert [name for name in asked if name.startswith("data/")] == [
             "data/run.js",
             "data/0/components.js",
-            "data/0/labels.js",
+            "data/0/themes.js",
         ]
         show(page, site, "#/d/npeff/c/2", "Component 2")
         assert [name for name in asked if name.startswith("data/")][3:] == ["data/0/component/2.js"]
@@ -162,8 +162,8 @@ def test_narrow_screens_and_both_themes(browser: Browser, site: Path, route: str
         back, text = page.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
         dark = [sum(map(int, re.findall(r"\d+", colour)[:3])) < 384 for colour in (back, text)]
         assert dark == ([True, False] if scheme == "dark" else [False, True])
-        page.locator("#theme").click()
-        assert page.evaluate("document.documentElement.dataset.theme") != scheme
+        page.locator("#scheme").click()
+        assert page.evaluate("document.documentElement.dataset.scheme") != scheme
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_a_named_component_is_found_after_the_server_was_killed(browser: Browser
             page.keyboard.press("Control+Enter")
             expect(page.locator("#component-theme")).to_have_text("dry humour")
             expect(page.locator("#note")).to_have_text("most of them\ncompare a film with a meal")
-            expect(page.locator(".annotation")).to_contain_text("Ada, 20")
+            expect(page.locator(".said")).to_contain_text("Ada, 20")
             expect(page.locator("#edit")).to_be_focused()
             open_page(page, port, "#/d/npeff/c/1", "Component 1")
             page.locator("#edit").click()
@@ -96,9 +96,9 @@ def test_a_named_component_is_found_after_the_server_was_killed(browser: Browser
         rows.first.locator("a").first.click()
         expect(page.locator("#component-theme")).to_have_text("dry humour")
         give(page, "wet humour")
-        page.locator(".annotation summary").click()
-        expect(page.locator(".annotation li")).to_have_count(2)
-        expect(page.locator(".annotation li").nth(1)).to_contain_text("dry humour")
+        page.locator(".said summary").click()
+        expect(page.locator(".said li")).to_have_count(2)
+        expect(page.locator(".said li").nth(1)).to_contain_text("dry humour")
         give(page, "")
         expect(page.locator("#component-theme")).to_have_text("")
     assert Themes(run, "npeff").current() == {}
@@ -154,7 +154,7 @@ def test_an_automatic_theme_says_so(browser: Browser, run: Run) -> None:
     with serving(run) as port, watched(browser) as page:
         open_page(page, port, "#/d/npeff/c/1", "Component 1")
         expect(page.locator("#component-theme .automatic")).to_have_text("a guess")
-        expect(page.locator(".annotation")).to_contain_text("automatic: judge:tiny")
+        expect(page.locator(".said")).to_contain_text("automatic: judge:tiny")
 
 
 def test_an_edit_that_fails_is_not_lost(browser: Browser, run: Run) -> None:
@@ -178,7 +178,7 @@ def test_an_export_shows_themes_and_takes_none(browser: Browser, run: Run, tmp_p
     site = export(ExportConfig(str(run.path), str(tmp_path / "site"))).parent
     with watched(browser) as page:
         show(page, site, "#/d/npeff/c/4", "Component 4")
-        expect(page.locator(".annotation")).to_have_count(0)
+        expect(page.locator(".said")).to_have_count(0)
     Themes(run, "npeff").add(4, "<i>seen</i>", "a note", who="Ada")
     export(ExportConfig(str(run.path), str(site)))  # nothing else has changed, and the theme is there
     with watched(browser) as page:

@@ -7,7 +7,7 @@
     OUT/data/D/component/J.js       one component
     OUT/data/pair/A-B.js            matched components of two decompositions, and which split into which
     OUT/data/D/examples/N.js        which components explain the examples of a block
-    OUT/data/D/labels.js            labels and notes of its components
+    OUT/data/D/themes.js            themes and notes of its components
     OUT/site.json                   what the files were made of
 
 Browsers do not let a page from disk fetch JSON, so each data file is a script with one call; the page loads those that
@@ -17,7 +17,6 @@ it needs.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -73,7 +72,7 @@ def export_site(run: Run, out: Path) -> Path:
     names.sort(key=lambda name: METHODS.index(analyses[name].method))  # NPEFF is what people come for
     inputs = _inputs(run, names)
     if (out / MARKER).is_file() and read_json(out / MARKER).get("inputs") == inputs:
-        _write_labels(out, run, names)
+        _write_themes(out, run, names)
         print(f"The page in {out} is up to date.")
         return out / "index.html"
     _check_place(out)
@@ -87,7 +86,7 @@ def export_site(run: Run, out: Path) -> Path:
             _write(folder, f"pair/{a}-{b}", relation)
         for number, name in enumerate(names):
             _write_decomposition(folder, number, run, name, analyses[name], relations)
-        _write_labels(folder, run, names)
+        _write_themes(folder, run, names)
         write_json(folder / MARKER, {"npeff": __version__, "inputs": inputs})
     return out / "index.html"
 
@@ -128,15 +127,15 @@ def _write(folder: Path, key: str, value: Any) -> None:
 def _script(key: str, value: Any) -> str:
     """The text of a data file: `npeffData("key", value)`."""
     # ASCII only, so that no character of a text can end the script or depend on how the file is decoded
-    body = json.dumps(value, separators=(",", ":"), allow_nan=False, default=to_dict)
+    body = json.dumps(value, separators=(",", ":"), allow_nan=False, default=vars)
     return f"npeffData({json.dumps(key)},{body});\n"
 
 
-def _write_labels(folder: Path, run: Run, names: list[str]) -> None:
+def _write_themes(folder: Path, run: Run, names: list[str]) -> None:
     """Write what people say about the components now. All else stays when only this has changed."""
     for number, name in enumerate(names):
-        labels = [dataclasses.asdict(annotation) for annotation in Themes(run, name).current().values()]
-        path, text = folder / "data" / str(number) / "labels.js", _script(f"{number}/labels", labels)
+        themes = list(Themes(run, name).current().values())
+        path, text = folder / "data" / str(number) / "themes.js", _script(f"{number}/themes", themes)
         if not path.is_file() or path.read_text(encoding="ascii") != text:
             with whole_file(path) as temporary:
                 temporary.write_text(text, encoding="ascii")

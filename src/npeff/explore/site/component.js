@@ -26,7 +26,7 @@ async function componentView(d, argument) {
         j > 0 ? el("a", { href: componentLink(j - 1), rel: "prev" }, `← ${j - 1}`) : null,
         el("a", { href: home(), rel: "up" }, "all components"),
         j + 1 < d.components ? el("a", { href: componentLink(j + 1), rel: "next" }, `${j + 1} →`) : null)),
-    el("p", { class: "quiet" }, `energy ${percent(page.energy, 2)} · active in ${percent(page.density)} of the examples`,
+    el("p", { class: "quiet" }, worded("energy"), ` ${percent(page.energy, 2)} · active in ${percent(page.density)} of the examples `, what("density"),
       page.quantiles.length ? ` · median coefficient ${decimals(page.quantiles[2])}, largest ${decimals(page.quantiles[6])}` : ""),
     el("div", { class: "columns" },
       el("div", {}, tabs.length > 1 ? el("div", { class: "tabs", role: "group", "aria-label": "Rank by" }, tabs) : null, await made(componentSections.main)),
@@ -47,28 +47,38 @@ function crossSection(page, context) {
 }
 
 function histogramSection(page) {
-  return el("section", {}, el("h2", {}, "Coefficients"), columns(page.histogram),
+  return el("section", {}, el("h2", {}, worded("coefficient", "Coefficients")), columns(page.histogram),
     el("p", { class: "quiet small" }, `${number(page.histogram.zero)} examples with 0 not drawn`));
 }
 
 function correlatedSection(page, { table, themes }) {
   const related = page.correlated.map((k, n) => [k, page.correlation[n]]).filter(([, r]) => Math.abs(r) >= 0.005);
   if (!related.length) return null;
-  return el("section", {}, el("h2", {}, "Most correlated"), el("ul", { class: "list" }, related.map(([k, r]) => el("li", {},
+  return el("section", {}, el("h2", {}, worded("correlation", "Most correlated")), el("ul", { class: "list" }, related.map(([k, r]) => el("li", {},
     el("a", { href: componentLink(k) }, `Component ${k}`), ` ${r.toFixed(2)} `, themeChip(themes.get(k)),
-    badges({ prediction: table.prediction[k], label: table.label[k], lnp: table.lnp[k] }),
+    badges(flagsOf(table, k)),
     el("span", { class: "quiet small one-line", dir: "auto" }, visible(table.first[k]))))));
 }
+
+const FEW = 5; // top examples that a narrow screen shows at first
+const narrow = () => window.matchMedia("(max-width: 760px)").matches;
 
 function exampleLists(page, ordering) {
   if (!ordering.active) return [el("p", { class: "quiet" }, "No example has this component.")];
   return ordering.lists.flatMap((list, n) => {
+    // on a narrow screen what stands beside the examples comes below them, and should not be far away
+    const few = n === 0 && narrow() ? FEW : list.examples.length;
     const title = n === 0 ? `Top ${list.examples.length} of ${number(ordering.active)} active examples`
       : `Lower down: from place ${number(list.place + 1)} (${percent(list.place / ordering.active, 0)} of the way)`;
     const items = el("ol", { class: "list" }, list.examples.map((i, k) => exampleItem(i, page.shown[i],
-      [`coefficient ${decimals(list.coefficients[k])}`, list.shares ? [bar(list.shares[k]), ` explains ${percent(list.shares[k])}`] : null])));
-    return [el("h2", {}, title), asTable(items, () => [["place", "example", "text", "label", "prediction", "probability", "coefficient", "share"],
-      ...list.examples.map((i, k) => [list.place + k + 1, i, ...page.shown[i], list.coefficients[k], list.shares ? list.shares[k] : ""])])];
+      [`coefficient ${decimals(list.coefficients[k])}`, list.shares ? [bar(list.shares[k]), ` share ${percent(list.shares[k])}`] : null])));
+    const rest = [...items.children].slice(few);
+    rest.forEach((item) => { item.hidden = true; });
+    const more = el("button", { type: "button", onclick: () => { rest.forEach((item) => { item.hidden = false; }); more.remove(); } }, `Show all ${list.examples.length}`);
+    const table = asTable(items, () => [["place", "example", "text", "label", "prediction", "probability", "coefficient", "share"],
+      ...list.examples.map((i, k) => [list.place + k + 1, i, ...page.shown[i], list.coefficients[k], list.shares ? list.shares[k] : ""])]);
+    if (n && narrow()) return el("details", {}, el("summary", {}, title), table);
+    return [el("h2", {}, title), n === 0 && list.shares ? el("p", { class: "quiet small" }, worded("coefficient"), " · ", worded("share")) : null, table, rest.length ? el("p", {}, more) : null].filter(Boolean);
   });
 }
 
