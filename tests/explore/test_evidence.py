@@ -38,9 +38,9 @@ def test_a_component_shows_what_its_perturbations_measured(perturbed: Run, pertu
     labels = ["npeff-4-0-plain-lift", "npeff-4-0-reject-lift"]
     for j in (1, 3):
         page = data(perturbed_site, f"{number}/component/{j}")["perturbations"]
-        assert [found["label"] for found in page] == labels
+        assert [found["about"]["name"] for found in page] == labels
         for found in page:
-            record = records(perturbed, found["label"])[j]
+            record = records(perturbed, found["about"]["name"])[j]
             assert found["outcomes"][found["best"]]["ratio"] == pytest.approx(record["best"]["ratio"], rel=1e-4)
             assert [outcome["sign"] for outcome in found["outcomes"]] == [1, -1]
             for shown, outcome in zip(found["outcomes"], record["outcomes"], strict=True):
@@ -63,10 +63,13 @@ def test_the_overview_has_the_largest_ratio(perturbed: Run, perturbed_site: Path
     for j in range(4):
         ratios = [found[j]["best"]["ratio"] for found in measured if j in found]
         assert table["kl_ratio"][j] == (pytest.approx(max(ratios), rel=1e-4) if ratios else None)
-    assert [line["label"] for line in table["perturbations"]] == ["npeff-4-0-plain-lift", "npeff-4-0-reject-lift"]
+    names = [line["about"]["name"] for line in table["perturbations"]]
+    assert names == ["npeff-4-0-plain-lift", "npeff-4-0-reject-lift"]
     ratios = [measured[0][j]["best"]["ratio"] for j in (1, 3)]
     assert table["perturbations"][0]["kl_ratio"] == pytest.approx(np.exp(np.mean(np.log(ratios))), rel=1e-4)
-    assert "kl_ratio" not in data(perturbed_site, f"{number_of(perturbed_site, 'npeff-8-0')}/components")
+    assert data(perturbed_site, f"{number_of(perturbed_site, 'npeff-8-0')}/components")["kl_ratio"] is None
+    perturbed_components = {d["name"]: d["perturbed"] for d in data(perturbed_site, "run")["decompositions"]}
+    assert perturbed_components == {"npeff-4-0": 2, "npeff-4-1": 0, "npeff-8-0": 0, "clusters-4-0": 0}
 
 
 def test_the_page_is_made_again_when_perturbations_or_decompositions_change(
@@ -109,5 +112,5 @@ def test_experts_of_a_layer_are_put_together() -> None:
         )
     ]
     found = heat_map(where)
-    assert found["kinds"] == ["mlp.experts.*.up", "attn.q"]
-    assert found["shares"] == [[pytest.approx(0.3), 0], [0.3, 0.4]]
+    assert found.kinds == ["mlp.experts.*.up", "attn.q"]
+    assert found.shares == [[pytest.approx(0.3), 0], [0.3, 0.4]]

@@ -11,6 +11,7 @@ async function componentView(d, argument) {
   const j = Number(argument);
   if (!Number.isInteger(j) || j < 0 || j >= d.components) throw new Error(`There is no component ${argument} in ${d.name}.`);
   const [page, table, themes] = await Promise.all([load(`${current}/component/${j}`), load(`${current}/components`), themesOf(d)]);
+  const [{ quantiles }] = page.component.orderings;
   const shows = [];
   const title = el("span", { id: "component-theme" });
   const context = { d, j, table, themes, title, ordering: (show) => { shows.push(show); show(page.orderings[0]); } };
@@ -21,13 +22,13 @@ async function componentView(d, argument) {
   } }, ordering.order));
   return [
     el("div", { class: "title" }, el("h1", {}, `Component ${j}`), title,
-      el("span", {}, badges({ prediction: page.prediction_tuned, label: page.label_tuned, lnp: page.lnp_tuned })),
+      el("span", {}, badges(flagsOf(table, j))),
       el("nav", { "aria-label": "Components" },
         j > 0 ? el("a", { href: componentLink(j - 1), rel: "prev" }, `← ${j - 1}`) : null,
         el("a", { href: home(), rel: "up" }, "all components"),
         j + 1 < d.components ? el("a", { href: componentLink(j + 1), rel: "next" }, `${j + 1} →`) : null)),
-    el("p", { class: "quiet" }, worded("energy"), ` ${percent(page.energy, 2)} · active in ${percent(page.density)} of the examples `, what("density"),
-      page.quantiles.length ? ` · median coefficient ${decimals(page.quantiles[2])}, largest ${decimals(page.quantiles[6])}` : ""),
+    el("p", { class: "quiet" }, worded("energy"), ` ${percent(table.energy[j], 2)} · active in ${percent(table.density[j])} of the examples `, what("density"),
+      quantiles.length ? ` · median coefficient ${decimals(quantiles[2])}, largest ${decimals(quantiles[6])}` : ""),
     el("div", { class: "columns" },
       el("div", {}, tabs.length > 1 ? el("div", { class: "tabs", role: "group", "aria-label": "Rank by" }, tabs) : null, await made(componentSections.main)),
       el("aside", {}, await made(componentSections.side))),
@@ -52,7 +53,7 @@ function histogramSection(page) {
 }
 
 function correlatedSection(page, { table, themes }) {
-  const related = page.correlated.map((k, n) => [k, page.correlation[n]]).filter(([, r]) => Math.abs(r) >= 0.005);
+  const related = page.component.correlated.map((k, n) => [k, page.component.correlation[n]]).filter(([, r]) => Math.abs(r) >= 0.005);
   if (!related.length) return null;
   return el("section", {}, el("h2", {}, worded("correlation", "Most correlated")), el("ul", { class: "list" }, related.map(([k, r]) => el("li", {},
     el("a", { href: componentLink(k) }, `Component ${k}`), ` ${r.toFixed(2)} `, themeChip(themes.get(k)),

@@ -6,7 +6,7 @@ const compareLink = (a, b) => `#/compare/${[a, b].map((d) => encodeURIComponent(
 const treeLink = (d, j) => `#/tree/${encodeURIComponent(run.decompositions[d].name)}${j === undefined ? "" : `/${j}`}`;
 const inChain = (d) => run.chains.some((chain) => chain.includes(d));
 const times = (value) => (!Number.isFinite(value) ? "–" : Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(3))));
-const similar = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
+const similar = (value) => (!Number.isFinite(value) ? "–" : value.toFixed(2));
 
 componentSections.side.splice(0, 0, perturbationSection);
 componentSections.side.splice(3, 0, seedSection, methodsSection, parentSection, splitSection);
@@ -23,12 +23,12 @@ function perturbationSection(page, { d }) {
   const show = (found) => { measured.replaceChildren(...perturbationBody(found)); where.replaceChildren(...whereBody(found)); };
   const ratio = (found) => found.outcomes[found.best].ratio;
   const largest = all.reduce((a, b) => (ratio(b) > ratio(a) ? b : a));
-  const start = all.indexOf(all.find((found) => found.name === chosenPerturbation[d.name]) || largest);
+  const start = all.indexOf(all.find((found) => found.about.name === chosenPerturbation[d.name]) || largest);
   const tabs = all.map((found, n) => el("button", { type: "button", "aria-pressed": String(n === start), onclick: () => {
-    chosenPerturbation[d.name] = found.name;
+    chosenPerturbation[d.name] = found.about.name;
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(i === n)));
     show(found);
-  } }, found.name));
+  } }, found.about.name));
   show(all[start]);
   return [
     el("section", { id: "perturbed" }, el("h2", {}, "Perturbed"), all.length > 1 ? el("div", { class: "tabs", role: "group", "aria-label": "Perturbation" }, tabs) : null, measured),
@@ -38,6 +38,7 @@ function perturbationSection(page, { d }) {
 
 function perturbationBody(found) {
   const best = found.outcomes[found.best];
+  const points = found.curve.map(({ magnitude, ratio }) => [magnitude, ratio]).filter((point) => point.every(Number.isFinite));
   const orders = new Set(found.outcomes.map((outcome) => outcome.order)).size > 1;
   const signed = (outcome) => (outcome.sign > 0 ? "+" : "−") + (orders ? ` ${outcome.order}` : "");
   const before = (pair) => (pair ? `${percent(pair[0], 0)} → ${percent(pair[1], 0)}` : "–");
@@ -45,7 +46,7 @@ function perturbationBody(found) {
     ["KL ratio", "KL ratio", (one) => times(one.ratio)], ["predicted to second order", "predicted to second order", (one) => times(one.predicted_ratio)],
     ["KL of top examples", "KL of top examples", (one) => times(one.top_kl)], ["KL of the next in rank", "KL of the next in rank", (one) => times(one.related_kl)],
     ["KL of random examples", "KL of random examples", (one) => times(one.random_kl)],
-    ["flipped", "flipped of the top", (one) => `${one.flipped.top} of ${found.top}`], ["flipped", "flipped of random ones", (one) => `${one.flipped.random} of ${found.random}`],
+    ["flipped", "flipped of the top", (one) => `${one.flipped.top} of ${found.about.top}`], ["flipped", "flipped of random ones", (one) => `${one.flipped.random} of ${found.about.random}`],
     ["accuracy", "accuracy on the top", (one) => before(one.accuracy.top)], ["accuracy", "accuracy on random ones", (one) => before(one.accuracy.random)],
     ["norm ratio", "norm ratio", (one) => times(one.norm_ratio)], ["length of the change", "length of the change", (one) => times(one.magnitude)],
   ];
@@ -56,8 +57,8 @@ function perturbationBody(found) {
     el("div", { class: "scroll" }, el("table", { class: "tight" },
       el("thead", {}, el("tr", {}, el("td", {}, worded("sign")), found.outcomes.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
       el("tbody", {}, lines.map(([word, title, of]) => el("tr", {}, el("th", { scope: "row" }, worded(word, title)), found.outcomes.map((one) => el("td", { class: kind(one) }, of(one)))))))),
-    el("p", { class: "quiet small" }, `${found.name}: direction ${found.direction} `, what("direction"), `, ${found.way}, compared at ${found.at}; fidelity ${similar(found.fidelity)} `, what("fidelity")),
-    found.curve.length > 1 ? [el("h3", {}, "Ratio against length of the change"), ratioCurve(found.curve)] : null,
+    el("p", { class: "quiet small" }, `${found.about.name}: direction ${found.about.direction} `, what("direction"), `, ${found.about.way}, compared at ${found.about.at}; fidelity ${similar(found.fidelity)} `, what("fidelity")),
+    points.length > 1 ? [el("h3", {}, "Ratio against length of the change"), ratioCurve(points)] : null,
   ].flat().filter(Boolean);
 }
 
@@ -91,7 +92,7 @@ function whereBody(found) {
     found.largest.length ? el("details", {}, el("summary", {}, `The ${found.largest.length} largest entries`),
       el("div", { class: "scroll" }, el("table", { class: "tight" },
         el("thead", {}, el("tr", {}, ["parameter", "index", "value"].map((title, n) => el("th", { scope: "col", class: n ? "number" : "" }, title)))),
-        el("tbody", {}, found.largest.map(([parameter, index, value]) => el("tr", {},
+        el("tbody", {}, found.largest.map(({ parameter, index, value }) => el("tr", {},
           el("td", {}, parameter), el("td", { class: "number" }, index.join(", ")), el("td", { class: "number" }, times(value)))))))) : null,
   ].filter(Boolean);
 }
@@ -211,8 +212,8 @@ function perturbationsOverview(d, { table }) {
   return [el("h2", {}, "Perturbations"),
     el("div", { class: "scroll" }, el("table", { id: "perturbations" },
       el("thead", {}, el("tr", {}, heads.map(([title, kind, word = title]) => el("th", { scope: "col", class: kind }, WORDS[word] ? worded(word, title) : title)))),
-      el("tbody", {}, table.perturbations.map((line) => el("tr", {}, el("th", { scope: "row" }, line.name),
-        [line.direction, line.way, line.at].map((text) => el("td", {}, text)),
+      el("tbody", {}, table.perturbations.map((line) => el("tr", {}, el("th", { scope: "row" }, line.about.name),
+        [line.about.direction, line.about.way, line.about.at].map((text) => el("td", {}, text)),
         [line.components, times(line.kl_ratio), times(line.predicted_ratio), times(line.norm_ratio)].map((text) => el("td", { class: "number" }, text))))))),
     el("p", { class: "quiet small" }, "Geometric means over the components that were perturbed.")];
 }
