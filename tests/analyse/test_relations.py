@@ -141,7 +141,7 @@ def test_the_nearest_are_related_and_never_too_many() -> None:
 
 
 def test_component_pages_have_matches_parents_and_splits(run: Run, site: Path) -> None:
-    names = [d["name"] for d in data(site, "run")["decompositions"]]
+    names = [d["analysis"]["name"] for d in data(site, "run")["decompositions"]]
     numbers = {name: names.index(name) for name in names}
     W = {name: open_decomposition(run, name).coefficients.numpy() for name in names}
     texts = [f"text {i}" for i in range(EXAMPLES)]
@@ -177,7 +177,7 @@ def test_component_pages_have_matches_parents_and_splits(run: Run, site: Path) -
 
 def test_the_overview_has_stability_and_pairs(run: Run, site: Path) -> None:
     about = data(site, "run")
-    names = [d["name"] for d in about["decompositions"]]
+    names = [d["analysis"]["name"] for d in about["decompositions"]]
     assert [[names[n] for n in chain] for chain in about["chains"]] == [["a", "c"]]
     assert [d["seed"] for d in about["decompositions"]][names.index("b")] == 1
     assert len(about["pairs"]) == 10

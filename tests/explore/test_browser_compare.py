@@ -48,14 +48,14 @@ def test_perturbations_on_the_page_of_a_component(browser: Browser, site: Path) 
     with watched(browser) as page:
         show(page, site, "#/d/npeff-4-0/c/1", "Component 1")
         first, second = data(site, "0/component/1")["perturbations"]
-        ratios = [found["outcomes"][found["best"]]["ratio"] for found in (first, second)]
+        ratios = [found["record"]["best"]["ratio"] for found in (first, second)]
         if ratios[1] > ratios[0]:  # the larger one is shown first
             page.get_by_role("button", name=first["about"]["name"]).click()
         expect(page.locator("#perturbed thead th")).to_have_text(["+", "\u2212"])
         shown = page.locator("#perturbed tbody tr").first.locator("td.best")
         assert float(shown.inner_text()) == pytest.approx(ratios[0], rel=1e-2)
         flipped = page.locator("#perturbed tbody tr", has_text="flipped of the top").locator("td")
-        expect(flipped).to_have_text([f"{outcome['flipped']['top']} of 4" for outcome in first["outcomes"]])
+        expect(flipped).to_have_text([f"{outcome['flipped']['top']} of 4" for outcome in first["record"]["outcomes"]])
         expect(page.locator("#perturbed svg .curve")).to_have_count(1)
         heat = page.locator("#where svg.heat")
         places = len(first["heat"]["layers"]) * len(first["heat"]["kinds"])
@@ -146,7 +146,7 @@ def test_compare_two_decompositions(browser: Browser, site: Path) -> None:
         expect(page).to_have_url(re.compile("#/compare/npeff-4-1/npeff-8-0$"))
         page.evaluate(CHANGE_BOTH, {"compare-a": "npeff-8-0", "compare-b": "npeff-4-0"})
         expect(page).to_have_url(re.compile("#/compare/npeff-8-0/npeff-4-0$"))
-        names = [d["name"] for d in data(site, "run")["decompositions"]]
+        names = [d["analysis"]["name"] for d in data(site, "run")["decompositions"]]
         a, b = names.index("npeff-4-0"), names.index("npeff-8-0")
         pair = data(site, f"pair/{a}-{b}")
         rows = page.locator("#matched tbody tr")

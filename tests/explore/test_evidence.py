@@ -14,6 +14,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore.config import ExportConfig
 from npeff.explore.evidence import digests, heat_map
 from npeff.explore.export import export
+from npeff.perturb.where import Place
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.explore.test_export import data
@@ -25,7 +26,7 @@ def records(run: Run, label: str) -> dict[int, dict[str, Any]]:
 
 
 def number_of(site: Path, name: str) -> int:
-    return [d["name"] for d in data(site, "run")["decompositions"]].index(name)
+    return [d["analysis"]["name"] for d in data(site, "run")["decompositions"]].index(name)
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +42,15 @@ def test_a_component_shows_what_its_perturbations_measured(perturbed: Run, pertu
         assert [found["about"]["name"] for found in page] == labels
         for found in page:
             record = records(perturbed, found["about"]["name"])[j]
-            assert found["outcomes"][found["best"]]["ratio"] == pytest.approx(record["best"]["ratio"], rel=1e-4)
-            assert [outcome["sign"] for outcome in found["outcomes"]] == [1, -1]
-            for shown, outcome in zip(found["outcomes"], record["outcomes"], strict=True):
+            written = found["record"]
+            assert written["best"]["ratio"] == pytest.approx(record["best"]["ratio"], rel=1e-4)
+            assert [outcome["sign"] for outcome in written["outcomes"]] == [1, -1]
+            for shown, outcome in zip(written["outcomes"], record["outcomes"], strict=True):
                 for name in ("top_kl", "random_kl", "norm_ratio", "magnitude"):
                     assert shown[name] == pytest.approx(outcome[name], rel=1e-4)
                 assert shown["flipped"] == outcome["flipped"]
-            assert len(found["curve"]) == 3
-            assert len(found["largest"]) == 20
+            assert len(written["curve"]) == 3
+            assert len(written["largest"]) == 20
             heat = found["heat"]
             assert np.sum(heat["shares"]) == pytest.approx(1, abs=1e-4)
             for place in record["where"]:
@@ -66,9 +68,11 @@ def test_the_overview_has_the_largest_ratio(perturbed: Run, perturbed_site: Path
     names = [line["about"]["name"] for line in table["perturbations"]]
     assert names == ["npeff-4-0-plain-lift", "npeff-4-0-reject-lift"]
     ratios = [measured[0][j]["best"]["ratio"] for j in (1, 3)]
-    assert table["perturbations"][0]["kl_ratio"] == pytest.approx(np.exp(np.mean(np.log(ratios))), rel=1e-4)
+    assert table["perturbations"][0]["summary"]["kl_ratio"] == pytest.approx(np.exp(np.mean(np.log(ratios))), rel=1e-4)
     assert data(perturbed_site, f"{number_of(perturbed_site, 'npeff-8-0')}/components")["kl_ratio"] is None
-    perturbed_components = {d["name"]: d["perturbed"] for d in data(perturbed_site, "run")["decompositions"]}
+    perturbed_components = {
+        d["analysis"]["name"]: d["perturbed"] for d in data(perturbed_site, "run")["decompositions"]
+    }
     assert perturbed_components == {"npeff-4-0": 2, "npeff-4-1": 0, "npeff-8-0": 0, "clusters-4-0": 0}
 
 
@@ -103,7 +107,7 @@ def test_the_page_is_made_again_when_perturbations_or_decompositions_change(
 
 def test_experts_of_a_layer_are_put_together() -> None:
     where = [
-        {"module": "", "layer": layer, "kind": kind, "share": share, "ranks": {}}
+        Place(module="", layer=layer, kind=kind, share=share, ranks={})
         for layer, kind, share in (
             (0, "mlp.experts.0.up", 0.1),
             (0, "mlp.experts.1.up", 0.2),

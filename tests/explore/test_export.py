@@ -49,9 +49,17 @@ def data(site: Path, key: str) -> Any:
 
 def test_npeff_comes_first(site: Path) -> None:
     run = data(site, "run")
-    assert [d["name"] for d in run["decompositions"]] == ["npeff", "clusters", "svd-gradients"]
+    assert [d["analysis"]["name"] for d in run["decompositions"]] == ["npeff", "clusters", "svd-gradients"]
     assert run["examples"] == 300
     assert run["decompositions"][0]["losses"]
+
+
+def test_the_page_opens_on_the_decomposition_that_is_meant(run: Run, site: Path, tmp_path: Path) -> None:
+    assert data(site, "run")["default"] == 0  # made at one time: NPEFF
+    other = export(ExportConfig(str(run.path), str(tmp_path / "site"), decomposition="clusters")).parent
+    assert data(other, "run")["default"] == 1
+    with pytest.raises(UserError, match="absent"):
+        export(ExportConfig(str(run.path), str(tmp_path / "site"), decomposition="absent"))
 
 
 def test_every_example_is_in_its_block(site: Path) -> None:
@@ -106,10 +114,10 @@ def test_options_of_an_analysis_are_kept(tmp_path: Path) -> None:
     add_decomposition(run)
     analyse(AnalyseConfig(str(run.path), top=5, unique=True))
     site = export(ExportConfig(str(run.path), str(tmp_path / "site"))).parent
-    assert data(site, "run")["decompositions"][0]["top"] == 5
+    assert data(site, "run")["decompositions"][0]["analysis"]["top"] == 5
     analyse(AnalyseConfig(str(run.path), top=6))
     export(ExportConfig(str(run.path), str(tmp_path / "site")))
-    assert data(site, "run")["decompositions"][0]["top"] == 6
+    assert data(site, "run")["decompositions"][0]["analysis"]["top"] == 6
 
 
 def test_other_directories_are_left_alone(run: Run, tmp_path: Path) -> None:

@@ -10,19 +10,8 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from npeff.explore.openapi import (
-    OPENAPI,
-    OPERATIONS,
-    NewTheme,
-    OfComponent,
-    OfDecomposition,
-    Problem,
-    Schema,
-    State,
-    Try,
-    checked,
-    parse,
-)
+from npeff.explore import openapi
+from npeff.explore.openapi import OPERATIONS, NewTheme, OfComponent, OfDecomposition, Problem, State, Try
 from npeff.explore.themes import Theme, Themes, system_user
 from npeff.explore.tryout import ModelState, Tried, Tryout
 from npeff.store.run import Run
@@ -74,7 +63,7 @@ class Api:
         """
         kind = OPERATIONS[path].request
         try:
-            asked = kind and (_from_query(kind, query) if body is None else parse(kind, body))
+            asked = kind and (_from_query(kind, query) if body is None else openapi.parse(kind, body))
             answer = self._acts[path](asked)
         except ValueError as error:
             return HTTPStatus.BAD_REQUEST, Problem(str(error))
@@ -87,8 +76,8 @@ class Api:
             return HTTPStatus.INTERNAL_SERVER_ERROR, Problem(f"Something went wrong here: {type(error).__name__}.")
         return HTTPStatus.ACCEPTED if isinstance(answer, ModelState) else HTTPStatus.OK, answer
 
-    def _description(self, _: None) -> Schema:
-        return OPENAPI
+    def _description(self, _: None) -> openapi.Schema:
+        return openapi.OPENAPI
 
     def _state(self, asked: OfDecomposition) -> State:
         journal = self._journal(asked)
@@ -141,4 +130,4 @@ def _from_query(kind: type, query: str) -> Any:
         values[name] = given[name][0]
     if re.fullmatch("[0-9]{1,9}", values.get("component", ""), re.ASCII):
         values["component"] = int(values["component"])
-    return checked(kind, values)
+    return openapi.checked(kind, values)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from npeff.decompose.base import Decomposition
-from npeff.perturb.evaluate import summary
-from npeff.perturb.identity import identity
+from npeff.perturb.report import ComponentRecord, Made, Summary, compared_at, identity, read_components, summarise
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
+from npeff.utils.configs import read_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_object, sha256
-from npeff.utils.text import short
-
-Record = dict[str, Any]
-"""What was measured of a component, as `npeff perturb` has written it."""
+from npeff.utils.files import sha256
 
 
 @dataclass(frozen=True)
@@ -44,18 +38,12 @@ class About:
 
 @dataclass(frozen=True)
 class Perturbed:
-    """A perturbation in a line; means are geometric, over components, and None where they are not finite."""
+    """A perturbation in a line."""
 
     about: About
     """What it did."""
-    components: int
-    """Components that were perturbed."""
-    kl_ratio: float | None
-    """Mean KL ratio."""
-    norm_ratio: float | None
-    """Mean norm ratio."""
-    predicted_ratio: float | None
-    """Mean KL ratio as predicted to second order."""
+    summary: Summary
+    """Means over its components."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +64,10 @@ class Measured:
 
     about: About
     """What it did."""
-    fidelity: float
-    """Cosine of the change's sketch with the component."""
-    best: int
-    """Which outcome has the largest KL ratio."""
-    outcomes: list[object]
-    """What each sign did, as `npeff perturb` has written it."""
-    curve: list[object]
-    """KL ratios at other lengths of the change."""
+    record: ComponentRecord
+    """What `npeff perturb` has written, without the parts by module."""
     heat: HeatMap
     """Where the change lives."""
-    largest: list[object]
-    """Its largest entries."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +76,19 @@ class Perturbation:
 
     about: About
     """What it did."""
-    records: dict[int, Record]
+    records: dict[int, ComponentRecord]
     """Component → what was measured."""
 
 
 def digests(run: Run) -> dict[str, str]:
-    """Perturbation → digest of the files that it is read from."""
+    """What the perturbations of a run are read from.
+
+    Args:
+        run: The run.
+
+    Returns:
+        Perturbation → digest of its files.
+    """
     found = {}
     for folder in _folders(run):
         lines = "\n".join(f"{file.name} {sha256(file)}" for file in (folder / "config.json", *_record_files(folder)))
@@ -136,15 +123,13 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
 
 def _read(run: Run, folder: Path, name: str, decomposition: Decomposition) -> list[Perturbation]:
     """The perturbation in `folder`, if it is of this decomposition and has results."""
-    values = read_object(folder / "config.json")
-    config, key = values["config"], values["key"]
-    if config["decomposition"] not in (None, name) or key != identity(run, decomposition, config):
+    made = read_record(Made, folder / "config.json")
+    config = made.config
+    if config["decomposition"] not in (None, name) or made.key != identity(run, decomposition, config):
         return []
-    records = [read_object(file) for file in _record_files(folder)]
-    mine = {record["component"]: record for record in records if record.get("key", key) == key}
-    at = f"KL {config['target_kl']:g}" if config["magnitude"] is None else f"length {config['magnitude']:g}"
-    about = About(folder.name, config["direction"], config["way"], at, config["top"], config["random"])
-    return [Perturbation(about, mine)] if mine else []
+    records = {record.component: record for record in read_components(folder, made.key)}
+    about = About(folder.name, config["direction"], config["way"], compared_at(config), config["top"], config["random"])
+    return [Perturbation(about, records)] if records else []
 
 
 def _folders(run: Run) -> list[Path]:
@@ -157,44 +142,41 @@ def _record_files(folder: Path) -> list[Path]:
 
 def in_lines(perturbations: Sequence[Perturbation]) -> list[Perturbed]:
     """Every perturbation in a line."""
-    lines = []
-    for each in perturbations:
-        means = summary(list(each.records.values()))
-        ratios = (_finite(means[name]) for name in ("kl_ratio", "norm_ratio", "predicted_ratio"))
-        lines.append(Perturbed(each.about, means["components"], *ratios))
-    return lines
+    return [Perturbed(each.about, summarise(list(each.records.values()))) for each in perturbations]
 
 
 def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> list[float | None] | None:
-    """The largest KL ratio of each component, [C]; None if none was perturbed."""
+    """How strongly each component was seen to act.
+
+    Args:
+        perturbations: Perturbations of a decomposition.
+        components: Number of its components C.
+
+    Returns:
+        The largest KL ratio of each component, [C]; None if there is no perturbation.
+    """
     ratios: list[float | None] = [None] * components
     for each in perturbations:
         for component, record in each.records.items():
-            ratio = record["best"]["ratio"]
-            ratios[component] = _finite(max(ratio, ratios[component] or ratio))
+            ratios[component] = max(record.best.ratio, ratios[component] or 0)
     return ratios if perturbations else None
 
 
 def of_component(perturbations: Sequence[Perturbation], component: int) -> list[Measured]:
-    """For a component's page: what each perturbation that has it measured."""
-    return [
-        Measured(
-            about=each.about,
-            best=record["outcomes"].index(record["best"]),
-            heat=heat_map(record["where"]),
-            **{name: record[name] for name in ("fidelity", "outcomes", "curve", "largest")},
-        )
-        for each in perturbations
-        if (record := each.records.get(component)) is not None
-    ]
+    """What was measured of a component.
+
+    Args:
+        perturbations: Perturbations of a decomposition.
+        component: The component.
+
+    Returns:
+        The results of each perturbation that has it.
+    """
+    records = [(each.about, each.records[component]) for each in perturbations if component in each.records]
+    return [Measured(about, replace(record, where=[]), heat_map(record.where)) for about, record in records]
 
 
-def heat_map(where: Sequence[Mapping[str, Any]]) -> HeatMap:
+def heat_map(where: Sequence[Place]) -> HeatMap:
     """Part of the squared length by layer and kind of module; the experts of a layer are put together."""
-    places = [Place(**{**place, "kind": re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place["kind"])}) for place in where]
+    places = [replace(place, kind=re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place.kind)) for place in where]
     return HeatMap(*by_layer_and_kind(places))
-
-
-def _finite(value: float | None) -> float | None:
-    """Six digits of a number; None for what is none."""
-    return None if value is None or not math.isfinite(value) else short(value)

@@ -20,15 +20,14 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from npeff.analyse import matrix
 from npeff.analyse.ranking import columns
-from npeff.analyse.records import Analysis, Kind, Rate
-from npeff.analyse.relations import Relations, brief
+from npeff.analyse.records import Analysis
+from npeff.analyse.relatives import RelatedPair, Relations, brief
 from npeff.analyse.run import read_analysis, read_examples
 from npeff.decompose.config import METHODS
 from npeff.decompose.run import open_decomposition
@@ -54,29 +53,14 @@ ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
 """The files of the page itself: all that are in the folder."""
 BLOCK = 256
 """Examples per data file."""
-_ANALYSED = ("name", "method", "components", "left_out", "top", "unique", "tunings", "explained")
 
 
 @dataclass(frozen=True)
 class Summary:
     """A decomposition, as the list of all of them shows it."""
 
-    name: str
-    """Its name."""
-    method: str
-    """How it was made."""
-    components: int
-    """Number of components C."""
-    left_out: int
-    """Components with too few active examples to say whether they are tuned."""
-    top: int
-    """Top examples that have to agree."""
-    unique: bool
-    """Whether only distinct texts count."""
-    tunings: dict[Kind, Rate | None]
-    """How many components are tuned, in each way, as in the analysis."""
-    explained: float | None
-    """How much of an example the components explain, on average."""
+    analysis: Analysis
+    """Its analysis, without the components."""
     seed: int
     """Seed that it was made with."""
     losses: list[float]
@@ -101,7 +85,7 @@ class Site:
     """The decomposition that the page opens on."""
     decompositions: list[Summary]
     """All of them; D in the name of a file is the number here."""
-    pairs: list[dict[str, Any]]
+    pairs: list[RelatedPair]
     """Pairs that were compared."""
     chains: list[list[int]]
     """Decompositions of one method with more and more components."""
@@ -126,9 +110,11 @@ class ExampleBlock:
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What a page depends on: if it has changed, the page is made again."""
+class Made:
+    """What a page was made of; if that has changed, the page is made again (site.json)."""
 
+    npeff: str
+    """Version that made it."""
     format: int
     """Version of the layout of the data files."""
     run: str
@@ -136,7 +122,7 @@ class Inputs:
     examples: str
     """SHA-256 of the table of examples."""
     default: str
-    """The default decomposition."""
+    """The decomposition that the page opens on."""
     analyses: dict[str, str]
     """Decomposition → SHA-256 of its analysis."""
     perturbations: dict[str, str]
@@ -145,29 +131,20 @@ class Inputs:
     """File of the page itself → SHA-256."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """What a page was made of (site.json)."""
-
-    npeff: str
-    """Version that made it."""
-    inputs: Inputs
-    """What it was made of."""
-
-
 def export(config: ExportConfig) -> Path:
     """Write the page of `config.run` to `config.out`; returns the path of its index.html."""
-    index = export_site(Run.open(config.run), Path(config.out))
+    index = export_site(Run.open(config.run), Path(config.out), config.decomposition)
     print(f"Open {index.absolute()} in a browser.")
     return index
 
 
-def export_site(run: Run, out: Path) -> Path:
+def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
     """Write the page of a run, unless what is there is up to date.
 
     Args:
         run: The run; decompositions that are not analysed yet are analysed first.
         out: Directory of the page; an earlier export in it is replaced.
+        decomposition: The one that the page opens on; the run's default if not given.
 
     Returns:
         The path of its index.html.
@@ -181,8 +158,8 @@ def export_site(run: Run, out: Path) -> Path:
     analyses = [read_analysis(run, name) for name in names]
     analyses.sort(key=lambda analysis: METHODS.index(analysis.method))  # NPEFF is what people come for
     names = [analysis.name for analysis in analyses]
-    made = _made(run, names)
-    if (out / MARKER).is_file() and read_json(out / MARKER).get("inputs") == to_dict(made.inputs):
+    made = _made(run, names, choose_decomposition(run.path, decomposition))
+    if (out / MARKER).is_file() and read_json(out / MARKER) == to_dict(made):
         _write_themes(out, run, names)
         print(f"The page in {out} is up to date.")
         return out / "index.html"
@@ -202,7 +179,7 @@ def export_site(run: Run, out: Path) -> Path:
             _write_decomposition(folder, number, run, analysis, relations) for number, analysis in enumerate(analyses)
         ]
         pairs = relations.lines([analysis.tuned_predictions for analysis in analyses])
-        default = names.index(made.inputs.default)
+        default = names.index(made.default)
         about = Site(_facts(run), len(texts), BLOCK, default, summaries, pairs, relations.chains)
         _write(folder, "run", about)
         _write_themes(folder, run, names)
@@ -210,18 +187,18 @@ def export_site(run: Run, out: Path) -> Path:
     return out / "index.html"
 
 
-def _made(run: Run, names: list[str]) -> Made:
+def _made(run: Run, names: list[str], default: str) -> Made:
     """What the page is made of now."""
-    inputs = Inputs(
+    return Made(
+        npeff=__version__,
         format=FORMAT,
         run=run.fingerprint,
         examples=run.manifest["examples_sha256"],
-        default=choose_decomposition(run.path),
+        default=default,
         analyses={name: sha256(decomposition_folder(run.path, name) / ANALYSIS / "analysis.json") for name in names},
         perturbations=evidence.digests(run),
         assets={asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS},
     )
-    return Made(__version__, inputs)
 
 
 # --- data files ---------------------------------------------------------------------------------------------------
@@ -294,9 +271,7 @@ def _write_examples(folder: Path, run: Run) -> None:
         _write(folder, f"examples/{number}", block)
 
 
-def _write_decomposition(
-    folder: Path, number: int, run: Run, analysis: Analysis, relations: Relations
-) -> Summary:
+def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis, relations: Relations) -> Summary:
     """Write the files of decomposition `number`."""
     name, rows = analysis.name, analysis.component
     decomposition, examples, texts = open_decomposition(run, name), read_examples(run), run.table["text"].to_pylist()
@@ -331,7 +306,7 @@ def _write_decomposition(
     where = decomposition_folder(run.path, name)
     diagnostics = read_object(where / "diagnostics.json") if (where / "diagnostics.json").is_file() else {}
     return Summary(
-        **{key: getattr(analysis, key) for key in _ANALYSED},
+        analysis=replace(analysis, component=[]),
         seed=relations.members[number].seed,
         losses=_losses(where / "history.csv"),
         verdict=diagnostics.get("verdict"),

@@ -8,7 +8,7 @@ import types
 import typing
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from npeff.explore.themes import LONGEST, Theme
 from npeff.explore.tryout import ModelState, Tried
@@ -96,9 +96,20 @@ class Problem:
 
 
 def parse(kind: type[Record], body: bytes) -> Record:
-    """The record of class `kind` in the JSON object `body`; ValueError says in a sentence what is wrong with it."""
+    """The record in the body of a request.
+
+    Args:
+        kind: Class of the record.
+        body: A JSON object in UTF-8.
+
+    Returns:
+        The record, within its limits.
+
+    Raises:
+        ValueError: The body holds no such record; the message is a sentence for who sent it.
+    """
     try:
-        values = json.loads(body.decode("utf-8"), parse_float=_number, parse_constant=_no_constant)
+        values = json.loads(body.decode("utf-8"), parse_float=_number)
         json.dumps(values, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise ValueError("The request is not valid JSON in UTF-8.") from error
@@ -106,7 +117,18 @@ def parse(kind: type[Record], body: bytes) -> Record:
 
 
 def checked(kind: type[Record], values: dict[str, Any]) -> Record:
-    """`values` as a record of class `kind`, within its limits; ValueError says in a sentence what is wrong."""
+    """A record from JSON values.
+
+    Args:
+        kind: Class of the record.
+        values: Its fields.
+
+    Returns:
+        The record, within its limits.
+
+    Raises:
+        ValueError: A field is missing, unknown, of the wrong type or out of its limits.
+    """
     try:
         record = from_dict(kind, values)
     except (UserError, RecursionError) as error:
@@ -130,10 +152,6 @@ def _check_limits(hint: Any, value: Any, name: str) -> None:
 def _number(text: str) -> float:
     value = float(text)
     return int(value) if value.is_integer() else value  # JSON has one kind of number: 3.0 is a component, too
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 # --- the document -------------------------------------------------------------------------------------------------
@@ -169,7 +187,14 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", dict:
 
 
 def schema(hint: Any) -> Schema:
-    """The JSON schema of a type: a record, or what a field of one may be."""
+    """The JSON schema of a type.
+
+    Args:
+        hint: A record's class, or what a field of one may be.
+
+    Returns:
+        The schema; `Annotated` types carry their limits in the words of JSON schema.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return {**schema(arguments[0]), **arguments[1]}

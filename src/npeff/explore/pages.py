@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from npeff.analyse.ranking import bands, top_examples
 from npeff.analyse.highlights import highlights
+from npeff.analyse.ranking import bands, top_examples
 from npeff.analyse.records import ComponentAnalysis
+from npeff.analyse.relatives import Relatives
 from npeff.analyse.tunings import Classes, Examples
 from npeff.decompose.base import Decomposition
 from npeff.explore.evidence import Measured, Perturbed
-from npeff.utils.text import cut, rounded, short
+from npeff.utils.text import cut, rounded
 from npeff.utils.types import Array
 
 TOP = 32
@@ -38,20 +39,8 @@ Shown = tuple[str, str | None, str, float | None]
 class ComponentTable:
     """Columns of the overview table, each [C] (data/D/components.js)."""
 
-    prediction: list[bool | None]
-    """Whether the component is prediction-tuned; None if too few examples are active."""
-    label: list[bool | None]
-    """Whether it is label-tuned."""
-    lnp: list[bool | None]
-    """Whether it is LnP-tuned."""
-    energy: list[float]
-    """Its part of the squared coefficients."""
-    density: list[float]
-    """Part of the examples that use it."""
-    prediction_purity: list[float | None]
-    """Part of its top examples with their most frequent prediction."""
-    label_purity: list[float | None]
-    """The same of labels."""
+    components: list[ComponentAnalysis]
+    """What the analysis says of each, without its examples."""
     active: list[int]
     """Examples that use it, in the ordering with most of them."""
     labels: list[list[tuple[str, int]]]
@@ -138,7 +127,7 @@ class ComponentPage:
     """Its coefficients."""
     orderings: list[Ranking]
     """Its examples."""
-    relations: Sequence[object]
+    relations: list[Relatives]
     """What it is in other decompositions."""
     perturbations: list[Measured]
     """What its perturbations measured."""
@@ -186,13 +175,7 @@ def component_table(
     firsts = [row.orderings[0] for row in rows]
     x, y = (rounded(column) for column in places.T.tolist())
     return ComponentTable(
-        prediction=[row.prediction_tuned for row in rows],
-        label=[row.label_tuned for row in rows],
-        lnp=[row.lnp_tuned for row in rows],
-        energy=rounded([row.energy for row in rows]),
-        density=rounded([row.density for row in rows]),
-        prediction_purity=[short(row.prediction_purity) for row in rows],
-        label_purity=[short(row.label_purity) for row in rows],
+        components=[replace(row, orderings=[]) for row in rows],
         active=[max(ordering.active for ordering in row.orderings) for row in rows],
         labels=[list(first.labels.items())[:_FREQUENT] for first in firsts],
         predictions=[list(first.predictions.items())[:_FREQUENT] for first in firsts],

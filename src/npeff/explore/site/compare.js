@@ -7,7 +7,7 @@ route("tree", treeView);
 const SHOWN = 100;
 // The overview table of a decomposition, with the themes of its components.
 async function themedTable(d) {
-  const [table, themes] = await Promise.all([load(`${d}/components`), themesOf(run.decompositions[d])]);
+  const [table, themes] = await Promise.all([tableOf(d), themesOf(run.decompositions[d])]);
   return { ...table, themes };
 }
 // Makes `d` the decomposition of the header, as the addresses of these pages begin with no decomposition.

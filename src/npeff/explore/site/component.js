@@ -10,7 +10,7 @@ const componentSections = { main: [themeSection, examplesSection], side: [crossS
 async function componentView(d, argument) {
   const j = Number(argument);
   if (!Number.isInteger(j) || j < 0 || j >= d.components) throw new Error(`There is no component ${argument} in ${d.name}.`);
-  const [page, table, themes] = await Promise.all([load(`${current}/component/${j}`), load(`${current}/components`), themesOf(d)]);
+  const [page, table, themes] = await Promise.all([load(`${current}/component/${j}`), tableOf(current), themesOf(d)]);
   const [{ quantiles }] = page.component.orderings;
   const shows = [];
   const title = el("span", { id: "component-theme" });

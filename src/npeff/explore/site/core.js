@@ -26,6 +26,14 @@ function load(key) {
   return waiting.get(key).promise;
 }
 
+// The table of components of decomposition number d: what the analysis says of them as columns, too.
+const COLUMNS = { prediction: "prediction_tuned", label: "label_tuned", lnp: "lnp_tuned", energy: "energy", density: "density", prediction_purity: "prediction_purity", label_purity: "label_purity" };
+async function tableOf(d) {
+  const table = await load(`${d}/components`);
+  if (!table.energy) for (const [column, name] of Object.entries(COLUMNS)) table[column] = table.components.map((component) => component[name]);
+  return table;
+}
+
 // --- small helpers ------------------------------------------------------------------------------------------------
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -146,6 +154,7 @@ async function start() {
   document.documentElement.dataset.served = String(SERVED);
   $("try-link").hidden = !SERVED;
   run = await load("run");
+  run.decompositions = run.decompositions.map(({ analysis, ...rest }) => ({ ...analysis, ...rest }));
   const facts = Object.fromEntries(run.facts);
   $("run-name").textContent = visible(`${facts.task} · ${String(facts.model).split("/").pop()}`);
   $("pick").append(...run.decompositions.map((d, n) => el("option", { value: n }, d.name)));

@@ -7,7 +7,7 @@ async function exampleView(d, argument) {
   const i = Number(argument);
   if (!Number.isInteger(i) || i < 0 || i >= run.examples) throw new Error(`There is no example ${argument}.`);
   const block = Math.floor(i / run.block), at = i % run.block;
-  const [texts, parts, table, themes] = await Promise.all([load(`examples/${block}`), load(`${current}/examples/${block}`), load(`${current}/components`), themesOf(d)]);
+  const [texts, parts, table, themes] = await Promise.all([load(`examples/${block}`), load(`${current}/examples/${block}`), tableOf(current), themesOf(d)]);
   const components = parts.components[at], coefficients = parts.coefficients[at], shares = parts.shares[at];
   const left = parts.residual[at];
   const stack = el("div", { class: "stack", role: "img", "aria-label": `Components explain ${percent(1 - left)} of this example` });

@@ -6,7 +6,7 @@ const tables = {}; // state of each table of components: query, kind, sort, down
 route("", overview);
 
 async function overview(d) {
-  const [table, themes] = await Promise.all([load(`${current}/components`), themesOf(d)]);
+  const [table, themes] = await Promise.all([tableOf(current), themesOf(d)]);
   const context = { d, table, themes };
   return [
     el("h1", {}, `${d.components} components`),

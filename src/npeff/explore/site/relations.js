@@ -21,7 +21,7 @@ function perturbationSection(page, { d }) {
   if (!all.length) return null;
   const measured = el("div"), where = el("div");
   const show = (found) => { measured.replaceChildren(...perturbationBody(found)); where.replaceChildren(...whereBody(found)); };
-  const ratio = (found) => found.outcomes[found.best].ratio;
+  const ratio = ({ record }) => record.best.ratio;
   const largest = all.reduce((a, b) => (ratio(b) > ratio(a) ? b : a));
   const start = all.indexOf(all.find((found) => found.about.name === chosenPerturbation[d.name]) || largest);
   const tabs = all.map((found, n) => el("button", { type: "button", "aria-pressed": String(n === start), onclick: () => {
@@ -37,9 +37,9 @@ function perturbationSection(page, { d }) {
 }
 
 function perturbationBody(found) {
-  const best = found.outcomes[found.best];
-  const points = found.curve.map(({ magnitude, ratio }) => [magnitude, ratio]).filter((point) => point.every(Number.isFinite));
-  const orders = new Set(found.outcomes.map((outcome) => outcome.order)).size > 1;
+  const { best, outcomes, fidelity } = found.record;
+  const points = found.record.curve.map(({ magnitude, ratio }) => [magnitude, ratio]).filter((point) => point.every(Number.isFinite));
+  const orders = new Set(outcomes.map((outcome) => outcome.order)).size > 1;
   const signed = (outcome) => (outcome.sign > 0 ? "+" : "−") + (orders ? ` ${outcome.order}` : "");
   const before = (pair) => (pair ? `${percent(pair[0], 0)} → ${percent(pair[1], 0)}` : "–");
   const lines = [
@@ -50,14 +50,14 @@ function perturbationBody(found) {
     ["accuracy", "accuracy on the top", (one) => before(one.accuracy.top)], ["accuracy", "accuracy on random ones", (one) => before(one.accuracy.random)],
     ["norm ratio", "norm ratio", (one) => times(one.norm_ratio)], ["length of the change", "length of the change", (one) => times(one.magnitude)],
   ];
-  const kind = (one) => (one === best ? "number best" : "number");
+  const kind = (one) => (one.sign === best.sign && one.order === best.order ? "number best" : "number");
   return [
     el("p", {}, el("b", { class: "large" }, `${times(best.ratio)}×`), " as much change in its top examples as in random ones",
       el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). Any change moves them ${times(best.norm_ratio)}× as much as random ones (norm ratio).`)),
     el("div", { class: "scroll" }, el("table", { class: "tight" },
-      el("thead", {}, el("tr", {}, el("td", {}, worded("sign")), found.outcomes.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
-      el("tbody", {}, lines.map(([word, title, of]) => el("tr", {}, el("th", { scope: "row" }, worded(word, title)), found.outcomes.map((one) => el("td", { class: kind(one) }, of(one)))))))),
-    el("p", { class: "quiet small" }, `${found.about.name}: direction ${found.about.direction} `, what("direction"), `, ${found.about.way}, compared at ${found.about.at}; fidelity ${similar(found.fidelity)} `, what("fidelity")),
+      el("thead", {}, el("tr", {}, el("td", {}, worded("sign")), outcomes.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
+      el("tbody", {}, lines.map(([word, title, of]) => el("tr", {}, el("th", { scope: "row" }, worded(word, title)), outcomes.map((one) => el("td", { class: kind(one) }, of(one)))))))),
+    el("p", { class: "quiet small" }, `${found.about.name}: direction ${found.about.direction} `, what("direction"), `, ${found.about.way}, compared at ${found.about.at}; fidelity ${similar(fidelity)} `, what("fidelity")),
     points.length > 1 ? [el("h3", {}, "Ratio against length of the change"), ratioCurve(points)] : null,
   ].flat().filter(Boolean);
 }
@@ -89,10 +89,10 @@ function whereBody(found) {
     heatMap(found.heat, (text) => { said.textContent = text; }),
     said,
     el("p", { class: "quiet small" }, "Part of the squared length of the change, by layer and kind of module. Point at a cell, or use the arrow keys."),
-    found.largest.length ? el("details", {}, el("summary", {}, `The ${found.largest.length} largest entries`),
+    found.record.largest.length ? el("details", {}, el("summary", {}, `The ${found.record.largest.length} largest entries`),
       el("div", { class: "scroll" }, el("table", { class: "tight" },
         el("thead", {}, el("tr", {}, ["parameter", "index", "value"].map((title, n) => el("th", { scope: "col", class: n ? "number" : "" }, title)))),
-        el("tbody", {}, found.largest.map(({ parameter, index, value }) => el("tr", {},
+        el("tbody", {}, found.record.largest.map(({ parameter, index, value }) => el("tr", {},
           el("td", {}, parameter), el("td", { class: "number" }, index.join(", ")), el("td", { class: "number" }, times(value)))))))) : null,
   ].filter(Boolean);
 }
@@ -214,7 +214,7 @@ function perturbationsOverview(d, { table }) {
       el("thead", {}, el("tr", {}, heads.map(([title, kind, word = title]) => el("th", { scope: "col", class: kind }, WORDS[word] ? worded(word, title) : title)))),
       el("tbody", {}, table.perturbations.map((line) => el("tr", {}, el("th", { scope: "row" }, line.about.name),
         [line.about.direction, line.about.way, line.about.at].map((text) => el("td", {}, text)),
-        [line.components, times(line.kl_ratio), times(line.predicted_ratio), times(line.norm_ratio)].map((text) => el("td", { class: "number" }, text))))))),
+        [line.summary.components, times(line.summary.kl_ratio), times(line.summary.predicted_ratio), times(line.summary.norm_ratio)].map((text) => el("td", { class: "number" }, text))))))),
     el("p", { class: "quiet small" }, "Geometric means over the components that were perturbed.")];
 }
 

@@ -11,7 +11,7 @@ const letter = (n) => String.fromCharCode(65 + n);
 
 async function tryView(d, argument, wanted) {
   if (!SERVED) return [el("h1", {}, "Try your own text"), el("p", {}, "This needs the model: run npeff explore, which serves this page and loads it.")];
-  const [table, state, themes] = await Promise.all([load(`${current}/components`), ask("state", { decomposition: d.name }), themesOf(d)]);
+  const [table, state, themes] = await Promise.all([tableOf(current), ask("state", { decomposition: d.name }), themesOf(d)]);
   if (argument) {
     await startFrom(Number(argument), state.fields);
     history.replaceState(null, "", `${home()}/try`); // going back here later must not undo what was typed
