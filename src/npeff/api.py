@@ -32,7 +32,7 @@ from npeff.decompose.base import Decomposition, Order
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose
 from npeff.decompose.run import open_decomposition as _open_decomposition
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.perturb.config import ALL, Direction, PerturbConfig
 from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
 from npeff.perturb.protocol import make_plan
@@ -232,14 +232,14 @@ def list_components(run: AnyRun, decomposition: str | None = None, count: int = 
     """
     run = open_run(run)
     name = choose_decomposition(run.path, decomposition)
-    themes, texts = Annotations(run, name).current(), run.table["text"]
+    themes, texts = Themes(run, name).current(), run.table["text"]
     components = Records[Component]()
     for each in read_analysis(run, name).component:
         first = each.orderings[0]
         components.append(
             Component(
                 number=each.number,
-                theme=themes[each.number].label if each.number in themes else None,
+                theme=themes[each.number].theme if each.number in themes else None,
                 energy=each.energy,
                 density=each.density,
                 prediction_purity=each.prediction_purity,

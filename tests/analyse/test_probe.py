@@ -82,11 +82,11 @@ def test_the_page_and_the_command_say_the_same(run: Run, name: str) -> None:
     probes = probe_texts(run, open_decomposition(run, name), TEXTS)
     for i, result in enumerate(probes):
         for component, coefficient, share in result.components:
-            place = page["components"].index(component)
-            assert page["shares"][i][place] == pytest.approx(share, abs=1e-4)
-            assert page["coefficients"][i][place] == pytest.approx(coefficient, abs=1e-4)
-        assert page["residual"][i] == pytest.approx(result.residual, abs=1e-4)
-        assert result.prediction_text == page["answers"][max(range(2), key=lambda k: page["probabilities"][i][k])]
+            place = page.components.index(component)
+            assert page.shares[i][place] == pytest.approx(share, abs=1e-4)
+            assert page.coefficients[i][place] == pytest.approx(coefficient, abs=1e-4)
+        assert page.residual[i] == pytest.approx(result.residual, abs=1e-4)
+        assert result.prediction_text == page.answers[max(range(2), key=lambda k: page.probabilities[i][k])]
         shares = [item.share for item in result.components]
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) + result.residual == pytest.approx(1, abs=1e-3)

@@ -1,9 +1,8 @@
-"""How decompositions relate, and what perturbations measured: the numbers behind the page, against brute force."""
+"""How decompositions relate: the values behind the page, against brute force."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from npeff.decompose.config import FitConfig
 from npeff.decompose.methods import create
 from npeff.decompose.run import open_decomposition
 from npeff.explore.config import ExportConfig
-from npeff.explore.evidence import heat_map
 from npeff.explore.export import export
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -143,7 +141,7 @@ def test_the_nearest_are_related_and_never_too_many() -> None:
 
 
 def test_component_pages_have_matches_parents_and_splits(run: Run, site: Path) -> None:
-    names = [d["name"] for d in data(site, "run")["decompositions"]]
+    names = [d["analysis"]["name"] for d in data(site, "run")["decompositions"]]
     numbers = {name: names.index(name) for name in names}
     W = {name: open_decomposition(run, name).coefficients.numpy() for name in names}
     texts = [f"text {i}" for i in range(EXAMPLES)]
@@ -179,7 +177,7 @@ def test_component_pages_have_matches_parents_and_splits(run: Run, site: Path) -
 
 def test_the_overview_has_stability_and_pairs(run: Run, site: Path) -> None:
     about = data(site, "run")
-    names = [d["name"] for d in about["decompositions"]]
+    names = [d["analysis"]["name"] for d in about["decompositions"]]
     assert [[names[n] for n in chain] for chain in about["chains"]] == [["a", "c"]]
     assert [d["seed"] for d in about["decompositions"]][names.index("b")] == 1
     assert len(about["pairs"]) == 10
@@ -226,26 +224,3 @@ def test_one_decomposition_has_no_relatives(tmp_path: Path) -> None:
     put(run, "a", 4, 0)
     found = Relations.of(run, ["a"], [[[]] * 4])
     assert (found.pairs, found.of_component(0, 2), found.stability(0), found.chains) == ({}, [], None, [])
-
-
-# --- perturbations ------------------------------------------------------------------------------------------------
-
-
-def records(run: Run, label: str) -> dict[int, dict[str, Any]]:
-    found = json.loads((run.path / "perturbations" / label / "results.json").read_text(encoding="utf-8"))
-    return {record["component"]: record for record in found.components}
-
-
-def test_experts_of_a_layer_are_put_together() -> None:
-    where = [
-        {"module": "", "layer": layer, "kind": kind, "share": share, "ranks": {}}
-        for layer, kind, share in (
-            (0, "mlp.experts.0.up", 0.1),
-            (0, "mlp.experts.1.up", 0.2),
-            (1, "mlp.experts.0.up", 0.3),
-            (1, "attn.q", 0.4),
-        )
-    ]
-    found = heat_map(where)
-    assert found["kinds"] == ["mlp.experts.*.up", "attn.q"]
-    assert found["shares"] == [[pytest.approx(0.3), 0], [0.3, 0.4]]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from npeff.decompose.run import open_decomposition
 from npeff.explore.openapi import OPENAPI
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from tests import tiny
 from tests.explore.serving import NAME, collect_tiny, post, send, serving, try_texts
@@ -48,49 +48,49 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, re
     return collect_tiny(tmp_path_factory.mktemp("tiny") / "run", model_directory, review_file)
 
 
-def label(port: int, component: Any, text: Any, **more: Any) -> tuple[int, Any]:
-    return post(port, "/api/annotation", {"decomposition": "first", "component": component, "label": text, **more})
+def give_theme(port: int, component: Any, text: Any, **more: Any) -> tuple[int, Any]:
+    return post(port, "/api/theme", {"decomposition": "first", "component": component, "theme": text, **more})
 
 
-# --- labels and notes ---------------------------------------------------------------------------------------------
+# --- themes and notes ---------------------------------------------------------------------------------------------
 
 
-def test_a_label_is_taken_shown_and_kept(run: Run) -> None:
+def test_a_theme_is_taken_shown_and_kept(run: Run) -> None:
     with serving(run) as port:
         status, state = send(port, "GET", "/api/state?decomposition=first")
-        assert (status, state["annotations"], state["model"]["state"]) == (200, [], "not loaded")
+        assert (status, state["themes"], state["model"]["state"]) == (200, [], "not loaded")
         assert state["user"]
-        status, added = label(port, 2, "sports", note="<b>bold</b>", who="Ada")
-        assert (status, added["label"], added["who"], added["source"]) == (200, "sports", "Ada", "person")
-        label(port, 2, "football")
-        assert label(port, 0, "to be removed")[0] == 200
-        assert label(port, 0, "", note="")[0] == 200
+        status, added = give_theme(port, 2, "sports", note="<b>bold</b>", who="Ada")
+        assert (status, added["theme"], added["who"], added["source"]) == (200, "sports", "Ada", "person")
+        give_theme(port, 2, "football")
+        assert give_theme(port, 0, "to be removed")[0] == 200
+        assert give_theme(port, 0, "", note="")[0] == 200
         name = "a%20b%23c%26d%3D%C3%A9"
-        odd = {"decomposition": "a b#c&d=é", "component": 1, "label": "odd"}
-        assert post(port, "/api/annotation", odd)[0] == 200
-        assert send(port, "GET", f"/api/state?decomposition={name}")[1]["annotations"][0]["label"] == "odd"
+        odd = {"decomposition": "a b#c&d=é", "component": 1, "theme": "odd"}
+        assert post(port, "/api/theme", odd)[0] == 200
+        assert send(port, "GET", f"/api/state?decomposition={name}")[1]["themes"][0]["theme"] == "odd"
     with serving(run) as port:
-        (only,) = send(port, "GET", "/api/state?decomposition=first")[1]["annotations"]
-        assert (only["component"], only["label"], only["note"]) == (2, "football", "")
+        (only,) = send(port, "GET", "/api/state?decomposition=first")[1]["themes"]
+        assert (only["component"], only["theme"], only["note"]) == (2, "football", "")
         status, history = send(port, "GET", "/api/history?decomposition=first&component=2")
-        assert [old["label"] for old in history] == ["sports", "football"]
-    assert [a.label for a in Annotations(run, "first").history(0)] == ["to be removed", ""]
+        assert [old["theme"] for old in history] == ["sports", "football"]
+    assert [a.theme for a in Themes(run, "first").history(0)] == ["to be removed", ""]
 
 
 def test_a_decomposition_that_was_made_anew(run: Run) -> None:
     with serving(run) as port:
         add_decomposition(run, components=5, name="first")
-        status, answer = label(port, 1, "x")
+        status, answer = give_theme(port, 1, "x")
         assert status == 409
-        assert "made anew" in answer["error"]
+        assert "replaced" in answer["error"]
         assert post(port, "/api/try", {"decomposition": "first", "texts": ["x"]})[0] == 409
-    assert Annotations(run, "first").current() == {}
+    assert Themes(run, "first").current() == {}
 
 
 def test_a_damaged_journal_is_named(run: Run) -> None:
     with serving(run) as port:
-        label(port, 1, "x")
-        journal = Annotations(run, "first").path
+        give_theme(port, 1, "x")
+        journal = Themes(run, "first").path
         journal.write_bytes(b"{\n")
         status, answer = send(port, "GET", "/api/state?decomposition=first")
         assert status == 500
@@ -99,7 +99,7 @@ def test_a_damaged_journal_is_named(run: Run) -> None:
 
 # --- who and what is refused --------------------------------------------------------------------------------------
 
-GOOD = json.dumps({"decomposition": "first", "component": 0, "label": "x"}).encode()
+GOOD = json.dumps({"decomposition": "first", "component": 0, "theme": "x"}).encode()
 JSON = {"Content_Type": "application/json"}
 
 
@@ -127,14 +127,14 @@ JSON = {"Content_Type": "application/json"}
     ],
 )
 def test_only_our_page_may_write(lasting_port: int, headers: dict[str, str], status: int) -> None:
-    found, answer = send(lasting_port, "POST", "/api/annotation", GOOD, **headers)
+    found, answer = send(lasting_port, "POST", "/api/theme", GOOD, **headers)
     assert found == status
     assert ("error" in answer) == (status != 200)
 
 
 def test_requests_have_a_limit(lasting_port: int) -> None:
-    body = json.dumps({"decomposition": "first", "component": 0, "label": "x", "note": "n" * 70_000}).encode()
-    status, answer = send(lasting_port, "POST", "/api/annotation", body, X_Npeff="1", **JSON)
+    body = json.dumps({"decomposition": "first", "component": 0, "theme": "x", "note": "n" * 70_000}).encode()
+    status, answer = send(lasting_port, "POST", "/api/theme", body, X_Npeff="1", **JSON)
     assert status == 413
     assert "65536" in answer["error"]
 
@@ -145,24 +145,24 @@ def test_requests_have_a_limit(lasting_port: int) -> None:
         ([], 400),
         ({}, 400),
         ({"decomposition": "first", "component": 0}, 400),
-        ({"decomposition": "first", "component": "0", "label": "x"}, 400),
-        ({"decomposition": "first", "component": True, "label": "x"}, 400),
-        ({"decomposition": "first", "component": 0.5, "label": "x"}, 400),
-        ({"decomposition": "first", "component": -1, "label": "x"}, 400),
-        ({"decomposition": "first", "component": 0, "label": None}, 400),
-        ({"decomposition": "first", "component": 0, "label": "x", "source": "judge:me"}, 400),
-        ({"decomposition": "first", "component": 0, "label": "x" * 201}, 400),
-        ({"decomposition": "first", "component": 0, "label": "x", "note": "n" * 10_001}, 400),
-        ({"decomposition": "first", "component": 0, "label": "\ud800"}, 400),
-        ({"decomposition": "first", "component": 4, "label": "x"}, 404),
-        ({"decomposition": "../first", "component": 0, "label": "x"}, 404),
-        ({"decomposition": "", "component": 0, "label": "x"}, 400),
-        ({"decomposition": "first", "component": 0.0, "label": "x"}, 200),
-        ({"decomposition": "first", "component": 0, "label": "x" * 200, "note": "é" * 10_000}, 200),
+        ({"decomposition": "first", "component": "0", "theme": "x"}, 400),
+        ({"decomposition": "first", "component": True, "theme": "x"}, 400),
+        ({"decomposition": "first", "component": 0.5, "theme": "x"}, 400),
+        ({"decomposition": "first", "component": -1, "theme": "x"}, 400),
+        ({"decomposition": "first", "component": 0, "theme": None}, 400),
+        ({"decomposition": "first", "component": 0, "theme": "x", "source": "judge:me"}, 400),
+        ({"decomposition": "first", "component": 0, "theme": "x" * 201}, 400),
+        ({"decomposition": "first", "component": 0, "theme": "x", "note": "n" * 10_001}, 400),
+        ({"decomposition": "first", "component": 0, "theme": "\ud800"}, 400),
+        ({"decomposition": "first", "component": 4, "theme": "x"}, 404),
+        ({"decomposition": "../first", "component": 0, "theme": "x"}, 404),
+        ({"decomposition": "", "component": 0, "theme": "x"}, 400),
+        ({"decomposition": "first", "component": 0.0, "theme": "x"}, 200),
+        ({"decomposition": "first", "component": 0, "theme": "x" * 200, "note": "é" * 10_000}, 200),
     ],
 )
-def test_what_an_annotation_may_be(lasting_port: int, value: Any, status: int) -> None:
-    found, answer = post(lasting_port, "/api/annotation", value)
+def test_what_a_theme_may_be(lasting_port: int, value: Any, status: int) -> None:
+    found, answer = post(lasting_port, "/api/theme", value)
     assert found == status
     assert ("error" in answer) == (status != 200)
 
@@ -172,7 +172,7 @@ def test_what_an_annotation_may_be(lasting_port: int, value: Any, status: int) -
 )
 def test_what_is_no_json(lasting_port: int, body: bytes) -> None:
     headers = JSON | {"X_Npeff": "1", "Content_Length": str(len(body))}
-    status, answer = send(lasting_port, "POST", "/api/annotation", body, **headers)
+    status, answer = send(lasting_port, "POST", "/api/theme", body, **headers)
     assert status == 400
     assert "error" in answer
 
@@ -196,9 +196,9 @@ def test_what_may_be_tried(lasting_port: int, value: Any, status: int) -> None:
 def test_other_paths_methods_and_queries(lasting_port: int) -> None:
     assert send(lasting_port, "GET", "/api/absent")[0] == 404
     assert send(lasting_port, "GET", "/api/")[0] == 404
-    assert send(lasting_port, "GET", "/api/annotation")[0] == 405
+    assert send(lasting_port, "GET", "/api/theme")[0] == 405
     assert post(lasting_port, "/api/state?decomposition=first", {})[0] == 405
-    assert send(lasting_port, "PUT", "/api/annotation")[0] == 501
+    assert send(lasting_port, "PUT", "/api/theme")[0] == 501
     assert send(lasting_port, "HEAD", "/api/state?decomposition=first") == (200, None)
     for query in ("", "?decomposition=", "?decomposition=absent", "?decomposition=first&decomposition=first", "?%ff"):
         assert send(lasting_port, "GET", f"/api/state{query}")[0] in (400, 404)
@@ -210,7 +210,7 @@ def test_other_paths_methods_and_queries(lasting_port: int) -> None:
 
 
 def test_half_a_request_does_no_harm(lasting_port: int) -> None:
-    head = f"POST /api/annotation HTTP/1.1\r\nHost: 127.0.0.1:{lasting_port}\r\nContent-Type: application/json\r\n"
+    head = f"POST /api/theme HTTP/1.1\r\nHost: 127.0.0.1:{lasting_port}\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", lasting_port), timeout=10) as raw:
         raw.sendall(f"{head}X-Npeff: 1\r\nContent-Length: {len(GOOD)}\r\n\r\n".encode() + GOOD[:10])
         raw.shutdown(socket.SHUT_WR)
@@ -260,7 +260,7 @@ def test_the_description_is_true(lasting_port: int) -> None:
             assert (status == 405) == (method.lower() not in operations)
             if status != 405:
                 assert fits(documented(path, method, status), answer)
-    label(lasting_port, 1, "x")
+    give_theme(lasting_port, 1, "x")
     state = send(lasting_port, "GET", "/api/state?decomposition=first")[1]
     assert fits(documented("/api/state", "GET", 200), state)
     history = send(lasting_port, "GET", "/api/history?decomposition=first&component=1")[1]
@@ -277,19 +277,19 @@ JSON_VALUES = st.recursive(
 )
 NEARLY = st.fixed_dictionaries(
     {"decomposition": st.just("first") | JSON_VALUES, "component": st.integers(0, 3) | JSON_VALUES},
-    optional={"label": st.text() | JSON_VALUES, "note": st.text() | JSON_VALUES, "who": st.text() | JSON_VALUES},
+    optional={"theme": st.text() | JSON_VALUES, "note": st.text() | JSON_VALUES, "who": st.text() | JSON_VALUES},
 )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=NEARLY | JSON_VALUES)
 def test_whatever_is_sent_the_answer_is_documented(lasting_port: int, lasting_run: Run, value: Any) -> None:
-    status, answer = post(lasting_port, "/api/annotation", value)
+    status, answer = post(lasting_port, "/api/theme", value)
     assert status in (200, 400, 404)
-    assert fits(documented("/api/annotation", "POST", status), answer)
+    assert fits(documented("/api/theme", "POST", status), answer)
     if status == 200:
-        said = Annotations(lasting_run, "first").history(value["component"])[-1]
-        assert said.label == " ".join(value["label"].split())
+        said = Themes(lasting_run, "first").history(value["component"])[-1]
+        assert said.theme == " ".join(value["theme"].split())
         assert said.note == value.get("note", "").strip()
 
 
@@ -340,7 +340,7 @@ def test_a_model_that_is_gone_and_comes_back(tmp_path: Path, review_file: Path) 
         assert (status, "model" in message) == (0, True)
         tiny.save(model, seed=1)
         assert "no longer the one" in try_texts(port, ["a fine film"])[1]
-        assert label(port, 0, "x")[0] == 404  # labels do not need the model; there is just no `first` here
+        assert give_theme(port, 0, "x")[0] == 404  # themes do not need the model; there is just no `first` here
         (tmp_path / "elsewhere").rename(tmp_path / "model2")
         for file in (tmp_path / "model2").iterdir():
             file.replace(model / file.name)

@@ -14,6 +14,7 @@ from npeff.explore.export import export
 from npeff.explore.server import make_server
 from npeff.store.run import Run
 from tests.browser import HOSTILE, show, watched
+from tests.explore.test_export import data
 from tests.synthetic import add_decomposition, make_run
 
 
@@ -46,7 +47,7 @@ def test_overview_sort_filter_and_search_in_the_table(browser: Browser, site: Pa
         expect(page.locator("th[data-name=number]")).to_have_attribute("aria-sort", "ascending")
         page.get_by_role("button", name="component", exact=True).press("Enter")
         assert numbers() == list(range(11, -1, -1))
-        page.get_by_role("button", name="energy").click()
+        page.get_by_role("button", name="energy", exact=True).click()
         energies = [float(x.strip().rstrip("%")) for x in rows.locator("td:nth-child(3)").all_inner_texts()]
         assert energies == sorted(energies, reverse=True)
         page.locator("#filter").fill("nothing like this")
@@ -64,12 +65,38 @@ def test_overview_sort_filter_and_search_in_the_table(browser: Browser, site: Pa
         expect(page.locator("main h1")).to_have_text("Component 5")
 
 
+def test_words_are_explained_where_they_stand(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
+        show(page, site, "#/d/npeff", "12 components")
+        button = page.get_by_role("button", name="What does this mean: energy?")
+        assert "squared coefficients" in (button.get_attribute("title") or "")
+        button.focus()  # by keyboard; a finger clicks
+        page.keyboard.press("Enter")
+        expect(page.locator("#meaning")).to_contain_text("squared coefficients")
+        page.keyboard.press("Escape")
+        expect(page.locator("#meaning")).to_be_empty()
+        expect(button).to_be_focused()
+        page.locator("footer").get_by_role("link", name="all words").click()
+        expect(page.locator("main h1")).to_have_text("Words")
+        assert page.locator("#words dt").count() == page.locator("#words dd").count() > 20
+
+
+def test_the_overview_says_where_to_start(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
+        show(page, site, "#/d/npeff", "12 components")
+        names = [f"Component {j}" for j in data(site, "0/components")["highlights"]]
+        assert names
+        expect(page.locator("#starts a")).to_have_text(names)
+        page.locator("#starts a").first.click()
+        expect(page.locator("main h1")).to_have_text(names[0])
+
+
 def test_component_page_and_keys(browser: Browser, site: Path) -> None:
     with watched(browser) as page:
         show(page, site, "#/d/npeff/c/3", "Component 3")
         assert page.locator("main ol.list").count() > 1  # the top and bands below it
         expect(page.locator("main ol.list").first.locator("li").first).to_contain_text("coefficient")
-        expect(page.locator("main ol.list").first.locator("li").first).to_contain_text("explains")
+        expect(page.locator("main ol.list").first.locator("li").first).to_contain_text("share")
         expect(page.locator("table.cross")).to_contain_text("Positive")
         assert page.locator("svg .column").count() == 24
         page.keyboard.press("ArrowRight")
@@ -118,7 +145,12 @@ def test_search(browser: Browser, site: Path) -> None:
         page.keyboard.press("Enter")
         expect(page.locator("#hits li")).to_have_count(1)
         expect(page.get_by_role("status")).to_have_text("1 of 300 examples contain every word.")
-        page.locator("#hits a").click()
+        used = page.locator("#hits .facts a")  # the components that the hit uses most
+        expect(used).to_have_count(3)
+        used.first.click()
+        expect(page.locator("main h1")).to_have_text(f"Component {data(site, '0/examples/1')['components'][34][0]}")
+        page.go_back()
+        page.locator("#hits a.text").click()
         expect(page.locator("main h1")).to_have_text("Example 290")
         page.locator("#query").fill("12")
         page.locator("#query").press("Enter")
@@ -136,7 +168,7 @@ def test_only_what_is_looked_at_is_loaded(browser: Browser, site: Path) -> None:
         assert [name for name in asked if name.startswith("data/")] == [
             "data/run.js",
             "data/0/components.js",
-            "data/0/labels.js",
+            "data/0/themes.js",
         ]
         show(page, site, "#/d/npeff/c/2", "Component 2")
         assert [name for name in asked if name.startswith("data/")][3:] == ["data/0/component/2.js"]
@@ -162,8 +194,8 @@ def test_narrow_screens_and_both_themes(browser: Browser, site: Path, route: str
         back, text = page.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
         dark = [sum(map(int, re.findall(r"\d+", colour)[:3])) < 384 for colour in (back, text)]
         assert dark == ([True, False] if scheme == "dark" else [False, True])
-        page.locator("#theme").click()
-        assert page.evaluate("document.documentElement.dataset.theme") != scheme
+        page.locator("#scheme").click()
+        assert page.evaluate("document.documentElement.dataset.scheme") != scheme
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore.config import ExportConfig
 from npeff.explore.export import export
 from npeff.explore.server import make_server
+from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from tests.analyse.test_relations import EXAMPLES, put
 from tests.browser import show, watched
@@ -47,14 +48,14 @@ def test_perturbations_on_the_page_of_a_component(browser: Browser, site: Path) 
     with watched(browser) as page:
         show(page, site, "#/d/npeff-4-0/c/1", "Component 1")
         first, second = data(site, "0/component/1")["perturbations"]
-        ratios = [found["outcomes"][found["best"]]["ratio"] for found in (first, second)]
+        ratios = [found["record"]["best"]["ratio"] for found in (first, second)]
         if ratios[1] > ratios[0]:  # the larger one is shown first
-            page.get_by_role("button", name=first["label"]).click()
+            page.get_by_role("button", name=first["about"]["name"]).click()
         expect(page.locator("#perturbed thead th")).to_have_text(["+", "\u2212"])
         shown = page.locator("#perturbed tbody tr").first.locator("td.best")
         assert float(shown.inner_text()) == pytest.approx(ratios[0], rel=1e-2)
         flipped = page.locator("#perturbed tbody tr", has_text="flipped of the top").locator("td")
-        expect(flipped).to_have_text([f"{outcome['flipped']['top']} of 4" for outcome in first["outcomes"]])
+        expect(flipped).to_have_text([f"{outcome['flipped']['top']} of 4" for outcome in first["record"]["outcomes"]])
         expect(page.locator("#perturbed svg .curve")).to_have_count(1)
         heat = page.locator("#where svg.heat")
         places = len(first["heat"]["layers"]) * len(first["heat"]["kinds"])
@@ -72,14 +73,37 @@ def test_perturbations_on_the_page_of_a_component(browser: Browser, site: Path) 
         assert said.inner_text() != before
         page.get_by_text("The 20 largest entries").click()
         expect(page.locator("#where tbody tr")).to_have_count(20)
-        page.get_by_role("button", name=second["label"]).click()
+        page.get_by_role("button", name=second["about"]["name"]).click()
         expect(page.locator("#perturbed")).to_contain_text("direction reject")
         page.keyboard.press("u")
         expect(page.locator("#perturbations tbody tr")).to_have_count(2)
-        page.get_by_role("button", name="KL ratio").click()
+        page.get_by_role("button", name="KL ratio", exact=True).click()
         expect(page.locator("#components tbody tr").first).to_contain_text(re.compile(r"^[13]"))
         show(page, site, "#/d/npeff-4-0/c/0", "Component 0")
         expect(page.locator("#perturbed")).to_have_count(0)
+
+
+def test_the_page_opens_on_the_default_decomposition_and_says_where_perturbations_are(
+    browser: Browser, site: Path, perturbed: Run
+) -> None:
+    default = choose_decomposition(perturbed.path)
+    assert default != "npeff-4-0"
+    with watched(browser) as page:
+        show(page, site, "", "4 components")
+        expect(page.locator("#pick option:checked")).to_have_text(default)
+        expect(page.locator("#elsewhere")).to_contain_text("npeff-4-0 (2 components)")
+        page.locator("#elsewhere a").click()
+        expect(page.locator("#perturbations tbody tr")).to_have_count(2)
+
+
+def test_perturbations_are_near_the_top_of_a_narrow_screen(browser: Browser, site: Path) -> None:
+    with watched(browser, 400) as page:
+        show(page, site, "#/d/npeff-4-0/c/1", "Component 1")
+        assert page.evaluate("document.getElementById('perturbed').getBoundingClientRect().top") < 2000
+        shown = page.locator("main ol.list").first.locator("li:visible")
+        expect(shown).to_have_count(5)
+        page.get_by_role("button", name="Show all").click()
+        assert shown.count() > 5
 
 
 def test_relatives_of_a_component(browser: Browser, site: Path) -> None:
@@ -122,7 +146,7 @@ def test_compare_two_decompositions(browser: Browser, site: Path) -> None:
         expect(page).to_have_url(re.compile("#/compare/npeff-4-1/npeff-8-0$"))
         page.evaluate(CHANGE_BOTH, {"compare-a": "npeff-8-0", "compare-b": "npeff-4-0"})
         expect(page).to_have_url(re.compile("#/compare/npeff-8-0/npeff-4-0$"))
-        names = [d["name"] for d in data(site, "run")["decompositions"]]
+        names = [d["analysis"]["name"] for d in data(site, "run")["decompositions"]]
         a, b = names.index("npeff-4-0"), names.index("npeff-8-0")
         pair = data(site, f"pair/{a}-{b}")
         rows = page.locator("#matched tbody tr")
@@ -168,6 +192,10 @@ def test_the_split_tree(browser: Browser, site: Path, perturbed: Run) -> None:
         show(page, site, "#/tree/npeff-4-0", "Split tree")
         expect(page.locator("#tree a")).to_have_count(12)
         expect(page.locator("#tree .branch")).to_have_count(8)
+        labels = data(site, "0/components")["labels"][0]  # what the data say, not only what the model answers
+        expect(page.locator("#tree a[href='#/d/npeff-4-0/c/0'] text")).to_contain_text(
+            ", ".join(f"{name} {count}" for name, count in labels)
+        )
         page.locator("#family").select_option("2")
         expect(page.locator("#tree a")).to_have_count(1 + parents.count(2))
         show(page, site, "#/tree/npeff-8-0/5", "Split tree")
@@ -217,7 +245,7 @@ def test_figures_and_tables_can_be_kept(browser: Browser, site: Path, served: bo
             expect(page.locator("#example-text")).to_have_text(rows[1][2])
             rows = table(kept(page, page.locator("ul.list + .save button")))
             assert rows[0] == ["component", "coefficient", "share"]
-            page.goto(f"{base}#/")
+            page.goto(f"{base}#/d/npeff-4-0")
             expect(page.locator("main h1")).to_have_text("4 components")
             for frame in ("svg[role=img]", "table"):  # every figure and table of the overview has its buttons
                 expect(page.locator(f"main {frame}[data-kept]")).to_have_count(page.locator(f"main {frame}").count())
@@ -225,7 +253,7 @@ def test_figures_and_tables_can_be_kept(browser: Browser, site: Path, served: bo
             expect(page.locator("main h1")).to_have_text("Compare")
             rows = table(kept(page, page.locator("#matched").locator("xpath=../following-sibling::div[1]//button")))
             assert [len(row) for row in rows] == [6] * 5
-            page.goto(f"{base}#/")
+            page.goto(f"{base}#/d/npeff-4-0")
             rows = table(kept(page, page.locator("#components").locator("xpath=../following-sibling::div[1]//button")))
             assert sorted(int(row[0]) for row in rows[1:]) == list(range(4))
             assert {"energy", "kl_ratio", "stability", "first"} <= set(rows[0])

@@ -18,7 +18,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore import export as module
 from npeff.explore.config import ExportConfig
 from npeff.explore.export import export
-from npeff.explore.pages import cross_table, histogram
+from npeff.explore.pages import Histogram, cross_table, histogram
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
@@ -49,9 +49,17 @@ def data(site: Path, key: str) -> Any:
 
 def test_npeff_comes_first(site: Path) -> None:
     run = data(site, "run")
-    assert [d["name"] for d in run["decompositions"]] == ["npeff", "clusters", "svd-gradients"]
+    assert [d["analysis"]["name"] for d in run["decompositions"]] == ["npeff", "clusters", "svd-gradients"]
     assert run["examples"] == 300
     assert run["decompositions"][0]["losses"]
+
+
+def test_the_page_opens_on_the_decomposition_that_is_meant(run: Run, site: Path, tmp_path: Path) -> None:
+    assert data(site, "run")["default"] == 0  # made at one time: NPEFF
+    other = export(ExportConfig(str(run.path), str(tmp_path / "site"), decomposition="clusters")).parent
+    assert data(other, "run")["default"] == 1
+    with pytest.raises(UserError, match="absent"):
+        export(ExportConfig(str(run.path), str(tmp_path / "site"), decomposition="absent"))
 
 
 def test_every_example_is_in_its_block(site: Path) -> None:
@@ -106,10 +114,10 @@ def test_options_of_an_analysis_are_kept(tmp_path: Path) -> None:
     add_decomposition(run)
     analyse(AnalyseConfig(str(run.path), top=5, unique=True))
     site = export(ExportConfig(str(run.path), str(tmp_path / "site"))).parent
-    assert data(site, "run")["decompositions"][0]["top"] == 5
+    assert data(site, "run")["decompositions"][0]["analysis"]["top"] == 5
     analyse(AnalyseConfig(str(run.path), top=6))
     export(ExportConfig(str(run.path), str(tmp_path / "site")))
-    assert data(site, "run")["decompositions"][0]["top"] == 6
+    assert data(site, "run")["decompositions"][0]["analysis"]["top"] == 6
 
 
 def test_other_directories_are_left_alone(run: Run, tmp_path: Path) -> None:
@@ -159,10 +167,10 @@ def test_the_cross_table_counts_every_example_once() -> None:
     names = [str(i) for i in range(30)]
     examples = Examples(Classes(predictions, names), Classes(labels, names), np.arange(6), np.ones(6, bool))
     found = cross_table(np.array([5, 0, 2, 3, 1]), 3, examples)
-    assert found["labels"] == ["0", "1", "no label"]
-    assert found["predictions"] == ["9", "8"]
-    assert found["top"] == [[2, 0], [1, 0], [0, 0]]
-    assert found["active"] == [[2, 1], [1, 0], [1, 0]]
+    assert found.labels == ["0", "1", "no label"]
+    assert found.predictions == ["9", "8"]
+    assert found.top == [[2, 0], [1, 0], [0, 0]]
+    assert found.active == [[2, 1], [1, 0], [1, 0]]
 
 
 def test_rare_classes_are_put_together() -> None:
@@ -170,16 +178,16 @@ def test_rare_classes_are_put_together() -> None:
     classes = Classes(codes, [f"class {i}" for i in codes])
     examples = Examples(classes, Classes(np.full(40, -1), []), codes, np.ones(40, bool))
     found = cross_table(codes, 16, examples)
-    assert found["labels"] is None
-    assert found["predictions"] == [f"class {i}" for i in range(8)] + ["other"]
-    assert found["active"] == [[1] * 8 + [32]]
+    assert found.labels is None
+    assert found.predictions == [f"class {i}" for i in range(8)] + ["other"]
+    assert found.active == [[1] * 8 + [32]]
 
 
 def test_a_histogram_leaves_out_zeros() -> None:
     found = histogram(np.array([0, 0, 1, 2, 2, -1], np.float32))
-    assert found["zero"] == 2
-    assert sum(found["counts"]) == 4
-    assert (found["edges"][0], found["edges"][-1]) == (-1, 2)
+    assert found.zero == 2
+    assert sum(found.counts) == 4
+    assert (found.edges[0], found.edges[-1]) == (-1, 2)
     near = np.array([0.5, np.nextafter(np.float32(0.5), np.float32(1))], np.float32)
-    assert sum(histogram(near)["counts"]) == 2
-    assert histogram(np.zeros(3, np.float32)) == {"zero": 3, "counts": [], "edges": []}
+    assert sum(histogram(near).counts) == 2
+    assert histogram(np.zeros(3, np.float32)) == Histogram(zero=3, counts=[], edges=[])

@@ -1,4 +1,4 @@
-"""Labels and tried texts in a real Chromium, with a real server and a real (tiny) model."""
+"""Themes and tried texts in a real Chromium, with a real server and a real (tiny) model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from npeff.explore.config import ExportConfig
 from npeff.explore.export import export
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from tests.browser import HOSTILE, show, watched
 from tests.explore.serving import NAME, collect_tiny, explored, serving
@@ -58,7 +58,7 @@ def shown(text: str) -> str:
 # --- themes and notes ---------------------------------------------------------------------------------------------
 
 
-def test_a_labelled_component_is_found_after_the_server_was_killed(browser: Browser, run: Run) -> None:
+def test_a_named_component_is_found_after_the_server_was_killed(browser: Browser, run: Run) -> None:
     with explored(run) as (port, process):
         with watched(browser) as page:
             open_page(page, port, "#/d/npeff/c/3", "Component 3")
@@ -70,7 +70,7 @@ def test_a_labelled_component_is_found_after_the_server_was_killed(browser: Brow
             page.keyboard.press("Control+Enter")
             expect(page.locator("#component-theme")).to_have_text("dry humour")
             expect(page.locator("#note")).to_have_text("most of them\ncompare a film with a meal")
-            expect(page.locator(".annotation")).to_contain_text("Ada, 20")
+            expect(page.locator(".said")).to_contain_text("Ada, 20")
             expect(page.locator("#edit")).to_be_focused()
             open_page(page, port, "#/d/npeff/c/1", "Component 1")
             page.locator("#edit").click()
@@ -96,13 +96,13 @@ def test_a_labelled_component_is_found_after_the_server_was_killed(browser: Brow
         rows.first.locator("a").first.click()
         expect(page.locator("#component-theme")).to_have_text("dry humour")
         give(page, "wet humour")
-        page.locator(".annotation summary").click()
-        expect(page.locator(".annotation li")).to_have_count(2)
-        expect(page.locator(".annotation li").nth(1)).to_contain_text("dry humour")
+        page.locator(".said summary").click()
+        expect(page.locator(".said li")).to_have_count(2)
+        expect(page.locator(".said li").nth(1)).to_contain_text("dry humour")
         give(page, "")
         expect(page.locator("#component-theme")).to_have_text("")
-    assert Annotations(run, "npeff").current() == {}
-    assert Annotations(run, "npeff").history(3)[0].who == "Ada"
+    assert Themes(run, "npeff").current() == {}
+    assert Themes(run, "npeff").history(3)[0].who == "Ada"
 
 
 def test_an_edit_can_be_left_and_given_up(browser: Browser, run: Run) -> None:
@@ -122,14 +122,14 @@ def test_an_edit_can_be_left_and_given_up(browser: Browser, run: Run) -> None:
         page.keyboard.type("arrows ← → u / e t stay in the box")
         expect(page.locator("main h1")).to_have_text("Component 2")
         page.get_by_role("button", name="Cancel").click()
-    assert Annotations(run, "npeff").history(2) == []
+    assert Themes(run, "npeff").history(2) == []
 
 
 def test_hostile_themes_and_notes_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(40)])
     add_decomposition(run, "clusters", len(HOSTILE))
     for j, text in enumerate(HOSTILE):
-        Annotations(run, "clusters").add(j, text[:200], text, who=text[:100])
+        Themes(run, "clusters").add(j, text[:200], text, who=text[:100])
     with serving(run) as port, watched(browser) as page:
         open_page(page, port, "", f"{len(HOSTILE)} components")
         expect(page.locator("#components .theme")).to_have_count(len(HOSTILE))
@@ -149,12 +149,12 @@ def test_hostile_themes_and_notes_are_shown_as_text(browser: Browser, tmp_path: 
         assert page.evaluate("window.ran") is None
 
 
-def test_an_automatic_label_says_so(browser: Browser, run: Run) -> None:
-    Annotations(run, "npeff").add(1, "a guess", source="judge:tiny")
+def test_an_automatic_theme_says_so(browser: Browser, run: Run) -> None:
+    Themes(run, "npeff").add(1, "a guess", source="judge:tiny")
     with serving(run) as port, watched(browser) as page:
         open_page(page, port, "#/d/npeff/c/1", "Component 1")
         expect(page.locator("#component-theme .automatic")).to_have_text("a guess")
-        expect(page.locator(".annotation")).to_contain_text("automatic: judge:tiny")
+        expect(page.locator(".said")).to_contain_text("automatic: judge:tiny")
 
 
 def test_an_edit_that_fails_is_not_lost(browser: Browser, run: Run) -> None:
@@ -178,9 +178,9 @@ def test_an_export_shows_themes_and_takes_none(browser: Browser, run: Run, tmp_p
     site = export(ExportConfig(str(run.path), str(tmp_path / "site"))).parent
     with watched(browser) as page:
         show(page, site, "#/d/npeff/c/4", "Component 4")
-        expect(page.locator(".annotation")).to_have_count(0)
-    Annotations(run, "npeff").add(4, "<i>seen</i>", "a note", who="Ada")
-    export(ExportConfig(str(run.path), str(site)))  # nothing else has changed, and the label is there
+        expect(page.locator(".said")).to_have_count(0)
+    Themes(run, "npeff").add(4, "<i>seen</i>", "a note", who="Ada")
+    export(ExportConfig(str(run.path), str(site)))  # nothing else has changed, and the theme is there
     with watched(browser) as page:
         show(page, site, "", "6 components")
         expect(page.locator("#components .theme")).to_have_text("<i>seen</i>")
@@ -199,7 +199,7 @@ def test_an_export_shows_themes_and_takes_none(browser: Browser, run: Run, tmp_p
 
 
 def test_variants_of_a_text_side_by_side(browser: Browser, tiny_run: Run, tiny_port: int) -> None:
-    Annotations(tiny_run, NAME).add(0, "a theme")
+    Themes(tiny_run, NAME).add(0, "a theme")
     with watched(browser) as page:
         open_page(page, tiny_port, "", "5 components")
         page.keyboard.press("t")

@@ -109,7 +109,7 @@ def test_without_somebody_who_listens_nothing_is_taken(port: int) -> None:
     status, _, headers = get(port, "/", "POST")
     assert (status, headers["Allow"]) == (405, "GET, HEAD")
     assert get(port, "/api/state")[0] == 404
-    assert get(port, "/api/annotation", "POST", X_Npeff="1")[0] == 405
+    assert get(port, "/api/theme", "POST", X_Npeff="1")[0] == 405
     assert get(port, "/served.js")[0] == 404  # of this made-up page; else the export's own
 
 

@@ -1,4 +1,4 @@
-"""Labels and notes: what was acknowledged is there, whatever happens."""
+"""Themes and notes: what was acknowledged is there, whatever happens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from npeff import cli
 from npeff.explore.config import ThemesConfig
-from npeff.explore.themes import Annotation, Annotations, themes
+from npeff.explore.themes import Theme, Themes, themes
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
@@ -30,10 +30,10 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_the_latest_counts_and_everything_is_kept(run: Run) -> None:
-    book = Annotations(run, "npeff")
+    book = Themes(run, "npeff")
     assert book.current() == {}
     first = book.add(2, "  sports\n news ", "a note\nof two lines", who="Ada")
-    assert (first.label, first.note, first.who, first.source) == (
+    assert (first.theme, first.note, first.who, first.source) == (
         "sports news",
         "a note\nof two lines",
         "Ada",
@@ -42,7 +42,7 @@ def test_the_latest_counts_and_everything_is_kept(run: Run) -> None:
     assert time.strptime(first.when, "%Y-%m-%dT%H:%M:%SZ")
     book.add(0, "weather")
     second = book.add(2, "football", who="Bob")
-    again = Annotations(Run.open(run.path), "npeff")
+    again = Themes(Run.open(run.path), "npeff")
     assert list(again.current()) == [0, 2]
     assert again.current()[2] == second
     assert again.history(2) == [first, second]
@@ -53,38 +53,38 @@ def test_the_latest_counts_and_everything_is_kept(run: Run) -> None:
 
 
 def test_a_person_counts_before_a_judge(run: Run) -> None:
-    book = Annotations(run, "npeff")
+    book = Themes(run, "npeff")
     book.add(1, "guess", source="judge:tiny")
     assert book.current()[1].source == "judge:tiny"
     book.add(1, "better guess", source="judge:other")
-    assert book.current()[1].label == "better guess"
+    assert book.current()[1].theme == "better guess"
     book.add(1, "known", who="Ada")
     book.add(1, "late guess", source="judge:tiny")
-    assert book.current()[1].label == "known"
+    assert book.current()[1].theme == "known"
     book.add(1, "", who="Ada")
-    assert book.current() == {}  # a person does not want it labelled
+    assert book.current() == {}  # a person does not want it named
     book.add(3, "guess", source="judge:tiny")
     book.add(3, "", source="judge:tiny")
     assert book.current() == {}
 
 
-def test_labels_of_another_decomposition_of_the_same_name_are_not_shown(run: Run) -> None:
-    book = Annotations(run, "npeff")
+def test_themes_of_another_decomposition_of_the_same_name_are_not_shown(run: Run) -> None:
+    book = Themes(run, "npeff")
     book.add(1, "old")
     tensors = (run.path / "decompositions" / "npeff" / "tensors.safetensors").read_bytes()
     add_decomposition(run, components=5, name="npeff")
     assert (run.path / "decompositions" / "npeff" / "tensors.safetensors").read_bytes() != tensors
-    new = Annotations(run, "npeff")
+    new = Themes(run, "npeff")
     assert new.current() == {}
     new.add(4, "new")
     assert list(new.current()) == [4]
     assert len(new.path.read_text().splitlines()) == 2
-    with pytest.raises(UserError, match="made anew"):
+    with pytest.raises(UserError, match="replaced"):
         book.add(1, "too late")
 
 
 def test_hostile_text_comes_back_as_it_was(run: Run) -> None:
-    book = Annotations(run, "npeff")
+    book = Themes(run, "npeff")
     added = book.add(0, "x", HOSTILE, who="مرحبا")
     assert book.current()[0] == added
     assert added.note == HOSTILE
@@ -93,24 +93,24 @@ def test_hostile_text_comes_back_as_it_was(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("component", "label", "note"),
+    ("component", "theme", "note"),
     [(4, "x", ""), (-1, "x", ""), (0, "x" * 201, ""), (0, "", "x" * 10_001), (0, "\ud800", ""), (0, "x", "\udfff")],
 )
-def test_what_is_refused(run: Run, component: int, label: str, note: str) -> None:
+def test_what_is_refused(run: Run, component: int, theme: str, note: str) -> None:
     with pytest.raises(UserError):
-        Annotations(run, "npeff").add(component, label, note)
-    assert not Annotations(run, "npeff").path.exists()
+        Themes(run, "npeff").add(component, theme, note)
+    assert not Themes(run, "npeff").path.exists()
 
 
 def test_limits_count_characters(run: Run) -> None:
-    Annotations(run, "npeff").add(0, "👩" * 200, "é" * 10_000, who="w" * 100)
+    Themes(run, "npeff").add(0, "👩" * 200, "é" * 10_000, who="w" * 100)
     with pytest.raises(UserError, match="101"):
-        Annotations(run, "npeff").add(0, "x", who="w" * 101)
+        Themes(run, "npeff").add(0, "x", who="w" * 101)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 20])
 def test_a_torn_last_line_is_ignored_and_then_cut_off(run: Run, cut: int) -> None:
-    book = Annotations(run, "npeff")
+    book = Themes(run, "npeff")
     book.add(0, "first")
     whole = book.path.read_bytes()
     book.add(1, "second")
@@ -124,7 +124,7 @@ def test_a_torn_last_line_is_ignored_and_then_cut_off(run: Run, cut: int) -> Non
 
 @pytest.mark.parametrize("line", [b"{", b"\x00\x00", b"[1]", b"{}", b'"x"', b"\xff\xfe"])
 def test_a_damaged_line_is_named(run: Run, line: bytes) -> None:
-    book = Annotations(run, "npeff")
+    book = Themes(run, "npeff")
     book.add(0, "first")
     book.path.write_bytes(book.path.read_bytes() + line + b"\n")
     with pytest.raises(UserError, match=r"npeff\.jsonl, line 2 is damaged"):
@@ -132,33 +132,36 @@ def test_a_damaged_line_is_named(run: Run, line: bytes) -> None:
 
 
 def test_values_of_the_wrong_type_are_damage(run: Run) -> None:
-    book = Annotations(run, "npeff")
+    book = Themes(run, "npeff")
     book.add(0, "first")
     good = json.loads(book.path.read_text())
     del good["seal"]  # as an earlier version has written it
-    for change in ({"component": "0"}, {"component": True}, {"label": None}, {"when": 3}, {"decomposition": 1}):
+    for change in ({"component": "0"}, {"component": True}, {"theme": None}, {"when": 3}, {"decomposition": 1}):
         book.path.write_text(json.dumps(good | change) + "\n")
         with pytest.raises(UserError, match="line 1 is damaged"):
             book.current()
+    old = {"label" if name == "theme" else name: value for name, value in good.items()}
+    book.path.write_text(json.dumps(old) + "\n")
+    assert book.current()[0].theme == "first"
     book.path.write_text(json.dumps(good | {"later": "version"}) + "\n\n")
-    assert book.current()[0].label == "first"
+    assert book.current()[0].theme == "first"
 
 
 def test_unknown_decompositions(run: Run) -> None:
     for name in ("absent", "../run", ""):
         with pytest.raises(UserError, match="no finished decomposition"):
-            Annotations(run, name)
+            Themes(run, name)
 
 
-def write_without_end(book: Annotations, turn: str, acknowledge: int) -> None:
-    """Label components until killed; a line to `acknowledge` for every label that was taken."""
+def write_without_end(book: Themes, turn: str, acknowledge: int) -> None:
+    """Give themes until killed; a line to `acknowledge` for every theme that was taken."""
     for n in itertools.count():
         book.add(n % 4, f"{turn}-{n}", "note " * 400)
         os.write(acknowledge, f"{turn}-{n}\n".encode())
 
 
 def test_every_acknowledged_edit_survives_kills(run: Run) -> None:
-    book = Annotations(run, "npeff")
+    book = Themes(run, "npeff")
     fork = multiprocessing.get_context("fork")
     acknowledged: list[str] = []
     for turn in range(6):
@@ -176,21 +179,21 @@ def test_every_acknowledged_edit_survives_kills(run: Run) -> None:
                 process.kill()
                 acknowledged += [line.strip() for line in lines if line.endswith("\n")]
             process.join()
-    found = [annotation.label for j in range(4) for annotation in book.history(j)]
+    found = [theme.theme for j in range(4) for theme in book.history(j)]
     assert set(acknowledged) <= set(found)
     assert len(found) == len(set(found)) <= len(acknowledged) + 12  # a kill may come between the disk and the answer
     book.add(0, "after all that")
-    assert book.current()[0].label == "after all that"
+    assert book.current()[0].theme == "after all that"
 
 
 def test_the_command_lists_and_exports(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_decomposition(run, "clusters", 3)
     assert cli.main(["themes", str(run.path)]) == 0
     assert "No component" in capsys.readouterr().out
-    Annotations(run, "npeff").add(1, "sports", HOSTILE, who="Ada")
-    Annotations(run, "clusters").add(0, "=1+1", source="judge:tiny")
+    Themes(run, "npeff").add(1, "sports", HOSTILE, who="Ada")
+    Themes(run, "clusters").add(0, "=1+1", source="judge:tiny")
     rows = themes(ThemesConfig(str(run.path)))
-    assert [(row["decomposition"], row["component"]) for row in rows] == [("clusters", 0), ("npeff", 1)]
+    assert [(name, theme.component) for name, theme in rows] == [("clusters", 0), ("npeff", 1)]
     out = capsys.readouterr().out
     assert "sports  [Ada, 20" in out
     assert "[judge:tiny, 20" in out
@@ -199,7 +202,7 @@ def test_the_command_lists_and_exports(run: Run, tmp_path: Path, capsys: pytest.
     assert cli.main([*arguments, "--csv", str(tmp_path / "l.csv"), "--json", str(tmp_path / "l.json")]) == 0
     with (tmp_path / "l.csv").open(newline="", encoding="utf-8") as handle:
         (row,) = csv.DictReader(handle)
-    assert (row["label"], row["note"], row["who"]) == ("sports", HOSTILE, "Ada")
+    assert (row["theme"], row["note"], row["who"]) == ("sports", HOSTILE, "Ada")
     (saved,) = json.loads((tmp_path / "l.json").read_text(encoding="utf-8"))
-    assert Annotation(**{key: value for key, value in saved.items() if key != "decomposition"}).note == HOSTILE
+    assert Theme(**{key: value for key, value in saved.items() if key != "decomposition"}).note == HOSTILE
     assert cli.main(["themes", str(run.path), "--decomposition", "absent"]) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 
 EDITS = 60
@@ -14,8 +14,8 @@ EDITS = 60
 def edit_labels(arguments: Sequence[str]) -> int:
     """Give labels, one after another, that are not in the journal of RUN's decomposition NAME yet."""
     run, name = arguments
-    book = Annotations(Run.open(run), name)
-    done = {annotation.label for j in range(book.components) for annotation in book.history(j)}
+    book = Themes(Run.open(run), name)
+    done = {annotation.theme for j in range(book.components) for annotation in book.history(j)}
     for number in range(EDITS):
         if f"label {number}" not in done:
             book.add(number % book.components, f"label {number}", f"note {number} " * 50, who="Ada")

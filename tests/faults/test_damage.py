@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
@@ -30,7 +30,7 @@ def whole(server: Forkserver, decomposed: Path, tmp_path_factory: pytest.TempPat
         ended = server.run([arguments[0], str(run), *arguments[1:]])
         assert ended.code == 0, ended.said
     for component in range(5):
-        Annotations(Run.open(run), "npeff").add(component, f"label {component}", who="Ada")
+        Themes(Run.open(run), "npeff").add(component, f"label {component}", who="Ada")
     return run
 
 
@@ -51,7 +51,7 @@ def other(server: Forkserver, collecting: list[str], reviews: Path, tmp_path_fac
     ):
         ended = server.run([arguments[0], str(run), *arguments[1:]])
         assert ended.code == 0, ended.said
-    Annotations(Run.open(run), "npeff").add(0, "another label", who="Bob")
+    Themes(Run.open(run), "npeff").add(0, "another label", who="Bob")
     return run
 
 
@@ -172,7 +172,7 @@ def test_a_flipped_bit_in_the_journal_is_named(whole: Path, tmp_path: Path) -> N
     """Unless it is in the last line break: a line without one is what a killed writer leaves, and does not count."""
     random = seeded()
     run = Run.open(copy(whole, tmp_path / "run"))
-    book = Annotations(run, "npeff")
+    book = Themes(run, "npeff")
     original, labels = book.path.read_bytes(), book.current()
     named = []
     for _ in range(cases(200, 2000)):

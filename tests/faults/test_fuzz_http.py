@@ -51,7 +51,7 @@ PATHS = [
     "/served.js",
     "/api/state",
     "/api/history",
-    "/api/annotation",
+    "/api/theme",
     "/api/try",
     "/api/openapi.json",
     "/api/",
@@ -102,7 +102,7 @@ HEADERS = [
     ": empty",
     "X: " + "y" * 70_000,
 ]
-BODY = json.dumps({"decomposition": NAME, "component": 1, "label": "x", "note": "y"}).encode()
+BODY = json.dumps({"decomposition": NAME, "component": 1, "theme": "x", "note": "y"}).encode()
 
 
 def odd_request(random: Random, port: int) -> bytes:
@@ -201,7 +201,7 @@ def test_slow_and_silent_clients_do_not_stop_the_others(port: int) -> None:
     """A hundred connections that send nothing, or half a request."""
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
     for number, connection in enumerate(idle):
-        connection.sendall(b"POST /api/annotation HTTP/1.1\r\nContent-Length: 50\r\n"[: number % 40])
+        connection.sendall(b"POST /api/theme HTTP/1.1\r\nContent-Length: 50\r\n"[: number % 40])
     try:
         assert send(port, "GET", f"/api/state?decomposition={NAME}")[0] == 200
     finally:

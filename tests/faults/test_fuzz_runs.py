@@ -20,7 +20,7 @@ from npeff.decompose.als import AlsState
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.run import open_decomposition
 from npeff.explore.damage import damaged_results
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import SEAL, parse_json, read_object, sha256, write_json
@@ -35,7 +35,7 @@ NAME = "npeff"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     made = make_run(tmp_path_factory.mktemp("odd") / "run", [f"text {i}" for i in range(80)])
     add_decomposition(made, components=3, name=NAME)
-    Annotations(made, NAME).add(0, "a label", "a note", who="Ada")
+    Themes(made, NAME).add(0, "a label", "a note", who="Ada")
     return made
 
 
@@ -50,7 +50,7 @@ def read_all(path: Path) -> None:
         assert source.read(0, len(source.ranks)).isfinite().all()
     decomposition = open_decomposition(run, NAME)
     assert decomposition.coefficients.isfinite().all()
-    Annotations(run, NAME).current()
+    Themes(run, NAME).current()
     list(damaged_results(run))
 
 
@@ -105,7 +105,7 @@ def test_mutated_json(run: Run) -> None:
         journal.write_bytes(mutated(content, random))
         try:
             with only_user_errors():
-                Annotations(run, NAME).current()
+                Themes(run, NAME).current()
         finally:
             journal.write_bytes(content)
 

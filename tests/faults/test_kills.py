@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from npeff.utils.files import PARTIAL, SEAL
 from tests.faults import cases
@@ -113,7 +113,7 @@ def test_reproduce(server: Forkserver, model_directory: Path, reviews: Path, tmp
 def test_labels(server: Forkserver, decomposed: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     check(server, Stage([str(run), "npeff"], decomposed, "tests.faults.stages:edit_labels"), run)
-    assert len(Annotations(Run.open(run), "npeff").current()) == 5
+    assert len(Themes(Run.open(run), "npeff").current()) == 5
 
 
 def test_the_comparison_sees_a_single_bit(decomposed: Path, tmp_path: Path) -> None:

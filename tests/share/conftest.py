@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from npeff.cli import main
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.index import INDEX
 from npeff.share.run import pull, push
@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, review
     assert main(["collect", str(run), *options, "--storage", "float32", "--shard-examples", "16"]) == 0
     for method in ("npeff", "clusters"):
         assert main(["decompose", str(run), "--components", "3", "--method", method, "--decomposition", method]) == 0
-    Annotations(Run.open(run), "npeff").add(1, f"jokes {HOSTILE}", who="me")
+    Themes(Run.open(run), "npeff").add(1, f"jokes {HOSTILE}", who="me")
     return run
 
 

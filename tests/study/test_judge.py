@@ -23,7 +23,7 @@ import pytest
 import torch
 from huggingface_hub import get_session
 
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from npeff.study.answers import Answer, read_sheet
 from npeff.study.chat import Chat
@@ -86,7 +86,7 @@ def test_every_group_is_asked_the_same_way_and_scored(
         if entry.component is not None and entry.number in (1, 3)
     ]
     for component in themes:
-        assert any(a.source == "judge:org/a model" for a in Annotations(run, "npeff").history(component))
+        assert any(a.source == "judge:org/a model" for a in Themes(run, "npeff").history(component))
 
 
 def test_a_stopped_judge_continues(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:

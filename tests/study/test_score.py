@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from npeff.study.answers import Answer, Sheet, write_sheet
 from npeff.study.config import ScoreConfig
@@ -58,12 +58,12 @@ def test_themes_become_labels_once(made: Path, run: Run, tmp_path: Path) -> None
     judged = Sheet("m", {tops[0].number: Answer("maybe", "auto"), tops[1].number: Answer("yes", "auto")}, "judge:m")
     assert save_themes(str(run.path), key, [judged, person]) == 3
     assert save_themes(str(run.path), key, [judged, person]) == 0
-    labels = Annotations(run, "npeff").current()
+    labels = Themes(run, "npeff").current()
     assert tops[0].component is not None
     assert tops[1].component is not None
     first, second = labels[tops[0].component], labels[tops[1].component]
-    assert (first.who, first.source, len(first.label)) == ("Ada", "person", 200)
-    assert (second.label, second.source) == ("auto", "judge:m")
+    assert (first.who, first.source, len(first.theme)) == ("Ada", "person", 200)
+    assert (second.theme, second.source) == ("auto", "judge:m")
     assert set(labels) == {tops[0].component, tops[1].component}
 
 

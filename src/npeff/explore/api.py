@@ -1,24 +1,25 @@
-"""What the page asks of its server: labels and notes, and texts to try. JSON in, JSON out."""
+"""What the page asks of its server: themes and notes, and texts to try. JSON in, JSON out."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import parse_qs
 
-from npeff.explore.openapi import NEW_ANNOTATION, OPENAPI, TRY, Schema, check
-from npeff.explore.themes import Annotations, system_user
-from npeff.explore.tryout import Tryout
+from npeff.explore import openapi
+from npeff.explore.openapi import OPERATIONS, NewTheme, OfComponent, OfDecomposition, Problem, State, Try
+from npeff.explore.themes import Theme, Themes, system_user
+from npeff.explore.tryout import ModelState, Tried, Tryout
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 
 PREFIX = "/api/"
 Answer = tuple[HTTPStatus, Any]
+"""Status, and a record or a list of records."""
 
 
 class ApiError(Exception):
@@ -33,136 +34,100 @@ class Api:
     """Answers requests about the decompositions `names` of a run, as they are now."""
 
     def __init__(self, run: Run, names: list[str], device: str | None = None) -> None:
-        self._books = {name: Annotations(run, name) for name in names}
+        self._journals = {name: Themes(run, name) for name in names}
         self._tryout = Tryout(run, device)
-        self._get: dict[str, Callable[[dict[str, str]], Answer]] = {
+        self._acts: dict[str, Callable[[Any], Any]] = {
             "/api/state": self._state,
             "/api/history": self._history,
-            "/api/openapi.json": lambda query: (HTTPStatus.OK, OPENAPI),
-        }
-        self._post: dict[str, tuple[Schema, Callable[[dict[str, Any]], Answer]]] = {
-            "/api/annotation": (NEW_ANNOTATION, self._annotate),
-            "/api/try": (TRY, self._try),
+            "/api/theme": self._give_theme,
+            "/api/try": self._try,
+            "/api/openapi.json": self._description,
         }
 
     def methods(self, path: str) -> list[str]:
         """Methods that a path takes; none if there is no such path."""
-        return (["GET", "HEAD"] if path in self._get else []) + (["POST"] if path in self._post else [])
+        if path not in self._acts:
+            return []
+        return ["POST"] if OPERATIONS[path].method == "post" else ["GET", "HEAD"]
 
-    def get(self, path: str, query: str) -> Answer:
-        """Status and JSON value for a GET of `path`."""
-        return _guarded(lambda: self._get[path](_parameters(path, query)))
+    def answer(self, path: str, query: str, body: bytes | None) -> Answer:
+        """Answer a request to `path`, never with a traceback.
 
-    def post(self, path: str, body: bytes) -> Answer:
-        """Status and JSON value for a POST of `body` to `path`."""
-        schema, act = self._post[path]
-        return _guarded(lambda: act(_parse(schema, body)))
+        Args:
+            path: One that has methods.
+            query: What stands behind the question mark.
+            body: What was posted; None for a GET.
 
-    # --- labels and notes --------------------------------------------------------------------------------------
-
-    def _state(self, query: dict[str, str]) -> Answer:
-        book = self._book(query["decomposition"])
-        return HTTPStatus.OK, {
-            "decomposition": book.name,
-            "annotations": [dataclasses.asdict(annotation) for annotation in book.current().values()],
-            "user": system_user(),
-            "model": self._tryout.status(),
-            "fields": self._tryout.fields,
-        }
-
-    def _history(self, query: dict[str, str]) -> Answer:
-        book = self._book(query["decomposition"])
-        if not re.fullmatch(r"[0-9]{1,9}", query["component"], re.ASCII):
-            _wrong("component should be a number")
-        component = int(query["component"])
-        self._check_component(book, component)
-        return HTTPStatus.OK, [dataclasses.asdict(annotation) for annotation in book.history(component)]
-
-    def _annotate(self, asked: dict[str, Any]) -> Answer:
-        book = self._book(asked.pop("decomposition"))
-        self._check_unchanged(book)
-        self._check_component(book, asked["component"])
-        return HTTPStatus.OK, dataclasses.asdict(book.add(**asked))
-
-    # --- texts to try ------------------------------------------------------------------------------------------
-
-    def _try(self, asked: dict[str, Any]) -> Answer:
-        book = self._book(asked["decomposition"])
-        self._check_unchanged(book)
-        fields = asked.get("fields", [])
-        wanted = set(self._tryout.fields)
-        if wanted and [set(given) for given in fields] != [wanted] * len(asked["texts"]):
-            _wrong(f"fields should give {', '.join(sorted(wanted))} for each text")
-        if not self._tryout.is_ready():
-            return HTTPStatus.ACCEPTED, self._tryout.status()
+        Returns:
+            Status and record.
+        """
+        kind = OPERATIONS[path].request
         try:
-            return HTTPStatus.OK, self._tryout.explain(book.name, asked["texts"], fields)
+            asked = kind and (_from_query(kind, query) if body is None else openapi.parse(kind, body))
+            answer = self._acts[path](asked)
+        except ValueError as error:
+            return HTTPStatus.BAD_REQUEST, Problem(str(error))
+        except ApiError as error:
+            return error.status, Problem(str(error))
+        except UserError as error:  # the journal is damaged, the disk is full, ...
+            return HTTPStatus.INTERNAL_SERVER_ERROR, Problem(str(error))
+        except Exception as error:
+            print(f"npeff explore: {type(error).__name__}: {error}", file=sys.stderr)
+            return HTTPStatus.INTERNAL_SERVER_ERROR, Problem(f"Something went wrong here: {type(error).__name__}.")
+        return HTTPStatus.ACCEPTED if isinstance(answer, ModelState) else HTTPStatus.OK, answer
+
+    def _description(self, _: None) -> openapi.Schema:
+        return openapi.OPENAPI
+
+    def _state(self, asked: OfDecomposition) -> State:
+        journal = self._journal(asked)
+        themes = list(journal.current().values())
+        return State(journal.name, themes, system_user(), self._tryout.status(), self._tryout.fields)
+
+    def _history(self, asked: OfComponent) -> list[Theme]:
+        return self._journal(asked).history(asked.component)
+
+    def _give_theme(self, asked: NewTheme) -> Theme:
+        return self._journal(asked, unchanged=True).add(asked.component, asked.theme, asked.note, asked.who)
+
+    def _try(self, asked: Try) -> Tried | ModelState:
+        journal = self._journal(asked, unchanged=True)
+        wanted = set(self._tryout.fields)
+        if wanted and [set(given) for given in asked.fields] != [wanted] * len(asked.texts):
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"fields should give {', '.join(sorted(wanted))} for each text.")
+        if not self._tryout.is_ready():
+            return self._tryout.status()
+        try:
+            return self._tryout.explain(journal.name, asked.texts, asked.fields)
         except UserError as error:  # a text too long for the model, most likely
             raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
-    # --- helpers -----------------------------------------------------------------------------------------------
-
-    def _book(self, name: str) -> Annotations:
-        if name not in self._books:
-            raise ApiError(HTTPStatus.NOT_FOUND, f"There is no decomposition {name!r} here.")
-        return self._books[name]
-
-    @staticmethod
-    def _check_component(book: Annotations, component: int) -> None:
-        if component >= book.components:
-            raise ApiError(HTTPStatus.NOT_FOUND, f"There is no component {component} in {book.name}.")
-
-    @staticmethod
-    def _check_unchanged(book: Annotations) -> None:
-        if not book.is_current():
+    def _journal(self, asked: OfDecomposition, unchanged: bool = False) -> Themes:
+        """The journal of the decomposition, and of the component, that is asked for."""
+        journal = self._journals.get(asked.decomposition)
+        if journal is None:
+            raise ApiError(HTTPStatus.NOT_FOUND, f"There is no decomposition {asked.decomposition!r} here.")
+        if unchanged and not journal.is_current():
             raise ApiError(
                 HTTPStatus.CONFLICT,
-                f"{book.name} was made anew since this page was served. Start `npeff explore` again to see it.",
+                f"{journal.name} was replaced since this page was served. Start `npeff explore` again to see it.",
             )
+        if isinstance(asked, OfComponent) and asked.component >= journal.components:
+            raise ApiError(HTTPStatus.NOT_FOUND, f"There is no component {asked.component} in {journal.name}.")
+        return journal
 
 
-def _wrong(message: str) -> NoReturn:
-    raise ApiError(HTTPStatus.BAD_REQUEST, f"{message}.")
-
-
-def _guarded(act: Callable[[], Answer]) -> Answer:
-    """What `act` gives, or an error that its caller can read; never a traceback."""
-    try:
-        return act()
-    except ApiError as error:
-        return error.status, {"error": str(error)}
-    except UserError as error:  # the journal is damaged, the disk is full, ...
-        return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": str(error)}
-    except Exception as error:
-        print(f"npeff explore: {type(error).__name__}: {error}", file=sys.stderr)
-        return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"Something went wrong here: {type(error).__name__}."}
-
-
-def _parameters(path: str, query: str) -> dict[str, str]:
-    """The query parameters that a path takes, each given once."""
-    names = [parameter["name"] for parameter in OPENAPI["paths"][path]["get"].get("parameters", ())]
+def _from_query(kind: type, query: str) -> Any:
+    """A record from query parameters; each is to be given once, and others are left alone."""
     try:
         given = parse_qs(query, keep_blank_values=True, max_num_fields=16, errors="strict")
-    except ValueError:  # bytes that are not UTF-8 are one too
-        _wrong("the query cannot be read")
-    for name in names:
+    except ValueError as error:  # bytes that are not UTF-8 are one too
+        raise ValueError("The query cannot be read.") from error
+    values: dict[str, Any] = {}
+    for name in (field.name for field in dataclasses.fields(kind)):
         if len(given.get(name, [])) != 1:
-            _wrong(f"give {name} once")
-    return {name: given[name][0] for name in names}
-
-
-def _parse(schema: Schema, body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`, checked."""
-    try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        _wrong("the request is not valid JSON")
-    try:
-        found: dict[str, Any] = check(schema, value, "the request")
-    except ValueError as error:
-        _wrong(str(error))
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+            raise ValueError(f"Give {name} once.")
+        values[name] = given[name][0]
+    if re.fullmatch("[0-9]{1,9}", values.get("component", ""), re.ASCII):
+        values["component"] = int(values["component"])
+    return openapi.checked(kind, values)

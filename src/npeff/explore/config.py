@@ -21,6 +21,8 @@ class ExploreConfig:
     """Open the page in the default browser."""
     device: str | None = None
     """Where to run the model for texts that you try: cpu, cuda, ...; the device of the collection if not given."""
+    decomposition: str | None = None
+    """Decomposition to open; the run's default (the newest that `npeff decompose` made) if not given."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -35,16 +37,18 @@ class ExportConfig:
     """Directory of the run."""
     out: tyro.conf.Positional[str]
     """Directory to write; an earlier export in it is replaced, anything else is left alone."""
+    decomposition: str | None = None
+    """Decomposition that the page opens on; the run's default (the newest that `npeff decompose` made) if not given."""
 
 
 @dataclass(frozen=True)
 class ThemesConfig:
-    """List the theme labels and notes of a run's components, or write them to a file."""
+    """List the themes and notes that people gave to a run's components, or write them to files."""
 
     run: tyro.conf.Positional[str]
     """Directory of the run."""
     decomposition: str | None = None
-    """Only of this decomposition; without it, of all."""
+    """Only the themes of this decomposition; those of all if not given."""
     csv: str | None = None
     """File to write as CSV."""
     json: str | None = None

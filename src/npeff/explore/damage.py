@@ -1,4 +1,4 @@
-"""What a run holds besides what was collected: are its decompositions, perturbations and labels still whole?"""
+"""What a run holds besides what was collected: are its decompositions, perturbations and themes still whole?"""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from npeff.decompose.run import open_decomposition
-from npeff.explore.themes import Annotations
-from npeff.store.layout import ANALYSIS
+from npeff.explore.themes import Themes
+from npeff.perturb.report import read_components, read_results
+from npeff.store.layout import ANALYSIS, DECOMPOSITIONS, PERTURBATIONS
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
 
 
 def damaged_results(run: Run) -> Iterator[str]:
-    """A message for everything that is not as it was written. Each says which command makes it anew."""
-    for folder in _folders(run.path / "decompositions"):
+    """A message for everything that is not as it was written. Each says which command makes it again."""
+    for folder in _folders(run.path / DECOMPOSITIONS):
         yield from _decomposition(run, folder)
-    for folder in _folders(run.path / "perturbations"):
+    for folder in _folders(run.path / PERTURBATIONS):
         yield from _perturbation(folder)
 
 
@@ -31,7 +32,7 @@ def _decomposition(run: Run, folder: Path) -> Iterator[str]:
         return
     try:
         open_decomposition(run, folder.name)
-        Annotations(run, folder.name).current()
+        Themes(run, folder.name).current()
         analysis = folder / ANALYSIS / "analysis.json"
         if analysis.is_file():
             read_object(analysis)
@@ -45,18 +46,8 @@ def _perturbation(folder: Path) -> Iterator[str]:
             yield f"{folder} has no {name}: it was not finished, or is damaged. Run `npeff perturb` again."
             return
     try:
-        key = read_object(folder / "config.json").get("key")
+        read_components(folder, read_results(folder).key)
+        if (folder / "notes.json").is_file():
+            read_object(folder / "notes.json")
     except UserError as error:
         yield str(error)
-        return
-    for path in (folder / "results.json", folder / "notes.json", *sorted((folder / "components").glob("[!.]*.json"))):
-        try:
-            values = read_object(path)
-        except UserError as error:
-            yield str(error)
-            continue
-        is_record = path.parent != folder
-        if (path.name != "notes.json" and values.get("key") != key) or (
-            is_record and str(values.get("component")).zfill(5) != path.stem
-        ):
-            yield f"{path} is of something else. Delete it, and run `npeff perturb` again."

@@ -7,7 +7,7 @@
     OUT/data/D/component/J.js       one component
     OUT/data/pair/A-B.js            matched components of two decompositions, and which split into which
     OUT/data/D/examples/N.js        which components explain the examples of a block
-    OUT/data/D/labels.js            labels and notes of its components
+    OUT/data/D/themes.js            themes and notes of its components
     OUT/site.json                   what the files were made of
 
 Browsers do not let a page from disk fetch JSON, so each data file is a script with one call; the page loads those that
@@ -17,38 +17,36 @@ it needs.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
-
-import torch
-from tqdm import tqdm
 
 from npeff.analyse import matrix
 from npeff.analyse.ranking import columns
 from npeff.analyse.records import Analysis
-from npeff.analyse.relatives import Relations, brief
+from npeff.analyse.relatives import RelatedPair, Relations, brief
 from npeff.analyse.run import read_analysis, read_examples
-from npeff.analyse.tunings import Examples
 from npeff.decompose.config import METHODS
 from npeff.decompose.run import open_decomposition
 from npeff.explore import evidence, pages
 from npeff.explore.config import ExportConfig
-from npeff.explore.themes import Annotations
-from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
+from npeff.explore.themes import Themes
+from npeff.store.examples import label_texts
+from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import to_dict
+from npeff.tasks.config import FIELD
+from npeff.utils.configs import to_dict, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json, sha256, whole_directory, whole_file, write_json
+from npeff.utils.files import read_json, read_object, sha256, whole_directory, write_text
+from npeff.utils.progress import progress
 from npeff.utils.text import cut, rounded, short
 from npeff.utils.types import Array
 from npeff.utils.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 MARKER = "site.json"
 _SITE = resources.files("npeff") / "explore" / "site"
 ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
@@ -57,126 +55,197 @@ BLOCK = 256
 """Examples per data file."""
 
 
+@dataclass(frozen=True)
+class Summary:
+    """A decomposition, as the list of all of them shows it."""
+
+    analysis: Analysis
+    """Its analysis, without the components."""
+    seed: int
+    """Seed that it was made with."""
+    losses: list[float]
+    """Loss of each pass."""
+    verdict: str | None
+    """What its diagnostics say."""
+    perturbed: int
+    """Components that were perturbed."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The run and its decompositions (data/run.js)."""
+
+    facts: list[tuple[str, str | int]]
+    """What the overview says about the run."""
+    examples: int
+    """Number of examples."""
+    block: int
+    """Examples per data file."""
+    default: int
+    """The decomposition that the page opens on."""
+    decompositions: list[Summary]
+    """All of them; D in the name of a file is the number here."""
+    pairs: list[RelatedPair]
+    """Pairs that were compared."""
+    chains: list[list[int]]
+    """Decompositions of one method with more and more components."""
+
+
+@dataclass(frozen=True)
+class ExampleBlock:
+    """Examples that follow each other (data/examples/N.js)."""
+
+    text: list[str]
+    """Their texts."""
+    label: list[str | None]
+    """Their labels, where they are known."""
+    prediction: list[str]
+    """What the model answers."""
+    probability: list[float]
+    """Probability of this answer."""
+    aside: list[str | None]
+    """Why an example was set aside, if it was."""
+    fields: dict[str, list[str]]
+    """Other columns that the prompt names."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a page was made of; if that has changed, the page is made again (site.json)."""
+
+    npeff: str
+    """Version that made it."""
+    format: int
+    """Version of the layout of the data files."""
+    run: str
+    """Fingerprint of the run."""
+    examples: str
+    """SHA-256 of the table of examples."""
+    default: str
+    """The decomposition that the page opens on."""
+    analyses: dict[str, str]
+    """Decomposition → SHA-256 of its analysis."""
+    perturbations: dict[str, str]
+    """Perturbation → digest of its files."""
+    assets: dict[str, str]
+    """File of the page itself → SHA-256."""
+
+
 def export(config: ExportConfig) -> Path:
     """Write the page of `config.run` to `config.out`; returns the path of its index.html."""
-    index = export_site(Run.open(config.run), Path(config.out))
+    index = export_site(Run.open(config.run), Path(config.out), config.decomposition)
     print(f"Open {index.absolute()} in a browser.")
     return index
 
 
-def export_site(run: Run, out: Path) -> Path:
-    """Write the page of `run` to `out`, unless what is there is up to date; returns the path of its index.html."""
+def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
+    """Write the page of a run, unless what is there is up to date.
+
+    Args:
+        run: The run; decompositions that are not analysed yet are analysed first.
+        out: Directory of the page; an earlier export in it is replaced.
+        decomposition: The one that the page opens on; the run's default if not given.
+
+    Returns:
+        The path of its index.html.
+
+    Raises:
+        UserError: The run has no decomposition, or `out` holds something else.
+    """
     names = decomposition_names(run.path)
     if not names:
         raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
-    analyses = {name: read_analysis(run, name) for name in names}
-    names.sort(key=lambda name: METHODS.index(analyses[name].method))  # NPEFF is what people come for
-    inputs = _inputs(run, names)
-    if (out / MARKER).is_file() and read_json(out / MARKER).get("inputs") == inputs:
-        _write_labels(out, run, names)
+    analyses = [read_analysis(run, name) for name in names]
+    analyses.sort(key=lambda analysis: METHODS.index(analysis.method))  # NPEFF is what people come for
+    names = [analysis.name for analysis in analyses]
+    made = _made(run, names, choose_decomposition(run.path, decomposition))
+    if (out / MARKER).is_file() and read_json(out / MARKER) == to_dict(made):
+        _write_themes(out, run, names)
         print(f"The page in {out} is up to date.")
         return out / "index.html"
-    _check_place(out)
+    if out.exists() and not (out.is_dir() and ((out / MARKER).is_file() or not any(out.iterdir()))):
+        raise UserError(f"{out} holds something else than an exported page. Choose another directory.")
     with whole_directory(out) as folder:
         for asset in ASSETS:
             (folder / asset).write_bytes((_SITE / asset).read_bytes())
-        relations = _relations(run, [analyses[name] for name in names])
-        _write_run(folder, run, [analyses[name] for name in names], relations)
+        texts = run.table["text"].to_pylist()
+        relations = Relations.of(
+            run, names, [[brief(row, texts) for row in analysis.component] for analysis in analyses]
+        )
         _write_examples(folder, run)
         for (a, b), relation in relations.pairs.items():
             _write(folder, f"pair/{a}-{b}", relation)
-        for number, name in enumerate(names):
-            _write_decomposition(folder, number, run, name, analyses[name], relations)
-        _write_labels(folder, run, names)
-        write_json(folder / MARKER, {"npeff": __version__, "inputs": inputs})
+        summaries = [
+            _write_decomposition(folder, number, run, analysis, relations) for number, analysis in enumerate(analyses)
+        ]
+        pairs = relations.lines([analysis.tuned_predictions for analysis in analyses])
+        default = names.index(made.default)
+        about = Site(_facts(run), len(texts), BLOCK, default, summaries, pairs, relations.chains)
+        _write(folder, "run", about)
+        _write_themes(folder, run, names)
+        write_record(folder / MARKER, made)
     return out / "index.html"
 
 
-def _relations(run: Run, analyses: list[Analysis]) -> Relations:
-    texts = run.table["text"].to_pylist()
-    briefs = [[brief(row, texts) for row in analysis.component] for analysis in analyses]
-    return Relations.of(run, [analysis.name for analysis in analyses], briefs)
+def _made(run: Run, names: list[str], default: str) -> Made:
+    """What the page is made of now."""
+    return Made(
+        npeff=__version__,
+        format=FORMAT,
+        run=run.fingerprint,
+        examples=run.manifest["examples_sha256"],
+        default=default,
+        analyses={name: sha256(decomposition_folder(run.path, name) / ANALYSIS / "analysis.json") for name in names},
+        perturbations=evidence.digests(run),
+        assets={asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS},
+    )
 
 
-def _inputs(run: Run, names: list[str]) -> dict[str, Any]:
-    assets = {asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS}
-    analyses = {name: sha256(decomposition_folder(run.path, name) / ANALYSIS / "analysis.json") for name in names}
-    examples = run.manifest["examples_sha256"]
-    return {
-        "format": FORMAT,
-        "run": run.fingerprint,
-        "examples": examples,
-        "analyses": analyses,
-        "perturbations": evidence.digests(run),
-        "assets": assets,
-    }
+# --- data files ---------------------------------------------------------------------------------------------------
 
 
-def _check_place(path: Path) -> None:
-    """Refuse to replace anything but an earlier export."""
-    if path.exists() and not (path.is_dir() and ((path / MARKER).is_file() or not any(path.iterdir()))):
-        raise UserError(f"{path} holds something else than an exported page. Choose another directory.")
-
-
-def _write(folder: Path, key: str, value: Any) -> None:
+def _write(folder: Path, key: str, value: object) -> None:
     """Write one data file."""
     path = folder / "data" / f"{key}.js"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_script(key, value), encoding="ascii")
 
 
-def _script(key: str, value: Any) -> str:
-    """The text of a data file: `npeffData("key", value)`."""
+def _script(key: str, value: object) -> str:
+    """The text of a data file: `npeffData("key", value)`, with records as objects."""
     # ASCII only, so that no character of a text can end the script or depend on how the file is decoded
-    body = json.dumps(value, separators=(",", ":"), allow_nan=False, default=to_dict)
-    return f"npeffData({json.dumps(key)},{body});\n"
+    return f"npeffData({json.dumps(key)},{json.dumps(value, separators=(',', ':'), default=vars)});\n"
 
 
-def _write_labels(folder: Path, run: Run, names: list[str]) -> None:
+def _write_themes(folder: Path, run: Run, names: list[str]) -> None:
     """Write what people say about the components now. All else stays when only this has changed."""
     for number, name in enumerate(names):
-        labels = [dataclasses.asdict(annotation) for annotation in Annotations(run, name).current().values()]
-        path, text = folder / "data" / str(number) / "labels.js", _script(f"{number}/labels", labels)
+        themes = list(Themes(run, name).current().values())
+        path, text = folder / "data" / str(number) / "themes.js", _script(f"{number}/themes", themes)
         if not path.is_file() or path.read_text(encoding="ascii") != text:
-            with whole_file(path) as temporary:
-                temporary.write_text(text, encoding="ascii")
+            write_text(path, text)
 
 
-def _write_run(folder: Path, run: Run, analyses: list[Analysis], relations: Relations) -> None:
+def _facts(run: Run) -> list[tuple[str, str | int]]:
+    """What the overview says about the run."""
     manifest, table = run.manifest, run.table
-    config = manifest["config"]
     task = manifest["task"]
-    facts = [
-        ["model", config["model"]["model"]],
-        ["task", task["name"]],
-        ["prompt", task["prefix"] + task["prompt"]],
-        ["answers", ", ".join(task["labels"]) or "every next token"],
-        ["examples", len(table)],
-        ["parameters", manifest["parameters"]],
-        ["rows", int(table["rank"].to_numpy().sum())],
-        ["npeff", manifest["npeff"]],
-    ]
     known = table["label"].is_valid().to_numpy(zero_copy_only=False)
+    accuracy: list[tuple[str, str | int]] = []
     if known.any() and task["labels"]:
         right = table["label"].to_numpy(zero_copy_only=False)[known] == table["prediction"].to_numpy()[known]
-        facts.insert(5, ["accuracy", f"{right.mean():.1%}"])
-    kept = ("name", "method", "components", "eligible", "left_out", "top", "unique", "tunings", "explained", "orders")
-    decompositions = []
-    for analysis, member in zip(analyses, relations.members, strict=True):
-        where = decomposition_folder(run.path, analysis.name)
-        diagnostics = read_json(where / "diagnostics.json") if (where / "diagnostics.json").is_file() else {}
-        head = to_dict(dataclasses.replace(analysis, component=[]))
-        decompositions.append(
-            {
-                **{key: value for key, value in head.items() if key in kept},
-                "seed": member.seed,
-                "losses": _losses(where / "history.csv"),
-                "verdict": diagnostics.get("verdict"),
-            }
-        )
-    pairs = relations.lines([analysis.tuned_predictions for analysis in analyses])
-    about = {"facts": facts, "examples": len(table), "block": BLOCK, "decompositions": decompositions}
-    _write(folder, "run", {**about, "pairs": pairs, "chains": relations.chains})
+        accuracy = [("accuracy", f"{right.mean():.1%}")]
+    return [
+        ("model", manifest["config"]["model"]["model"]),
+        ("task", task["name"]),
+        ("prompt", task["prefix"] + task["prompt"]),
+        ("answers", ", ".join(task["labels"]) or "every next token"),
+        ("examples", len(table)),
+        *accuracy,
+        ("parameters", manifest["parameters"]),
+        ("rows", int(table["rank"].to_numpy().sum())),
+        ("npeff", manifest["npeff"]),
+    ]
 
 
 def _losses(path: Path) -> list[float]:
@@ -188,69 +257,68 @@ def _losses(path: Path) -> list[float]:
 
 
 def _write_examples(folder: Path, run: Run) -> None:
-    table, labels = run.table, run.manifest["task"]["labels"]
-    fields = [name for name in table.column_names if name.startswith("field:")]
-    for number, start in enumerate(range(0, len(table), BLOCK)):
-        part = table.slice(start, BLOCK)
-        _write(
-            folder,
-            f"examples/{number}",
-            {
-                "text": part["text"].to_pylist(),
-                "label": [None if label is None else labels[label] for label in part["label"].to_pylist()]
-                if labels
-                else part["answer"].to_pylist(),
-                "prediction": part["prediction_text"].to_pylist(),
-                "probability": rounded(part["probability"].fill_null(0).to_pylist()),
-                "aside": part["set_aside"].to_pylist(),
-                "fields": {name.removeprefix("field:"): part[name].to_pylist() for name in fields},
-            },
+    for number, start in enumerate(range(0, len(run.table), BLOCK)):
+        part = run.table.slice(start, BLOCK)
+        fields = [name for name in part.column_names if name.startswith(FIELD)]
+        block = ExampleBlock(
+            text=part["text"].to_pylist(),
+            label=label_texts(part, run.manifest["task"]["labels"]),
+            prediction=part["prediction_text"].to_pylist(),
+            probability=rounded(part["probability"].fill_null(0).to_pylist()),
+            aside=part["set_aside"].to_pylist(),
+            fields={name.removeprefix(FIELD): part[name].to_pylist() for name in fields},
         )
+        _write(folder, f"examples/{number}", block)
 
 
-def _write_decomposition(
-    folder: Path, number: int, run: Run, name: str, analysis: Analysis, relations: Relations
-) -> None:
-    decomposition, examples = open_decomposition(run, name), read_examples(run)
-    texts = run.table["text"].to_pylist()
-    places = matrix.embed(decomposition.coefficients)
+def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis, relations: Relations) -> Summary:
+    """Write the files of decomposition `number`."""
+    name, rows = analysis.name, analysis.component
+    decomposition, examples, texts = open_decomposition(run, name), read_examples(run), run.table["text"].to_pylist()
     perturbations = evidence.read_perturbations(run, name, decomposition)
-    table = {**pages.table_of_components(analysis, texts), **pages.map_of(places)}
-    table |= evidence.overview(perturbations, analysis.components)
-    _write(folder, f"{number}/components", {**table, "stability": relations.stability(number)})
-    shown = _Shown(run, texts, examples)
+    ratios = evidence.largest_ratios(perturbations, len(rows))
+    table = pages.component_table(
+        rows,
+        texts,
+        matrix.embed(decomposition.coefficients),
+        relations.stability(number),
+        ratios,
+        evidence.in_lines(perturbations),
+    )
+    _write(folder, f"{number}/components", table)
+    shown = _shown(run, texts)
     orders: dict[str, Iterator[Array]] = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
-    for row in tqdm(analysis.component, desc=f"Page of {name}", unit="component"):
+    for j in progress(range(len(rows)), desc=f"Page of {name}", unit="component"):
         scores = {order: next(column) for order, column in orders.items()}
-        page, wanted = pages.component_page(row, scores, decomposition, examples, analysis.top)
-        page["relations"] = relations.of_component(number, row.number)
-        page["perturbations"] = evidence.of_component(perturbations, row.number)
-        _write(folder, f"{number}/component/{row.number}", {**page, "shown": shown.rows(wanted)})
+        rankings = pages.rank_examples(j, scores, decomposition, examples, analysis.top)
+        wanted = {i for ranking in rankings for part in ranking.lists for i in part.examples}
+        page = pages.ComponentPage(
+            component=rows[j],
+            histogram=pages.histogram(decomposition.coefficients[:, j].numpy()[examples.usable]),
+            orderings=rankings,
+            relations=relations.of_component(number, j),
+            perturbations=evidence.of_component(perturbations, j),
+            shown={i: shown[i] for i in sorted(wanted)},
+        )
+        _write(folder, f"{number}/component/{j}", page)
     for block, start in enumerate(range(0, len(texts), BLOCK)):
-        coefficients = decomposition.coefficients[start : start + BLOCK]
-        residuals = decomposition.residuals[start : start + BLOCK]
-        residuals = torch.nan_to_num(residuals.float())
-        shares = decomposition.shares(coefficients)
-        _write(folder, f"{number}/examples/{block}", pages.example_rows(coefficients, residuals, shares))
+        _write(folder, f"{number}/examples/{block}", pages.example_parts(decomposition, slice(start, start + BLOCK)))
+    where = decomposition_folder(run.path, name)
+    diagnostics = read_object(where / "diagnostics.json") if (where / "diagnostics.json").is_file() else {}
+    return Summary(
+        analysis=replace(analysis, component=[]),
+        seed=relations.members[number].seed,
+        losses=_losses(where / "history.csv"),
+        verdict=diagnostics.get("verdict"),
+        perturbed=sum(ratio is not None for ratio in ratios or ()),
+    )
 
 
-class _Shown:
-    """What a component's page says about its examples."""
-
-    def __init__(self, run: Run, texts: list[str], examples: Examples) -> None:
-        self._texts, self._examples = texts, examples
-        self._answers = run.table["answer"]
-        self._probability = run.table["probability"].to_numpy()
-
-    def rows(self, wanted: set[int]) -> dict[int, list[Any]]:
-        """Example → text, label, prediction, probability."""
-        labels, predictions = self._examples.labels, self._examples.predictions
-        return {
-            i: [
-                cut(self._texts[i], pages.LONGEST),
-                labels.names[labels.codes[i]] if labels.codes[i] >= 0 else self._answers[i].as_py(),
-                predictions.names[predictions.codes[i]],
-                short(float(self._probability[i])),
-            ]
-            for i in sorted(wanted)
-        }
+def _shown(run: Run, texts: list[str]) -> list[pages.Shown]:
+    """What a component's page says about each example."""
+    labels = label_texts(run.table, run.manifest["task"]["labels"])
+    predictions, probabilities = run.table["prediction_text"].to_pylist(), run.table["probability"].to_pylist()
+    return [
+        (cut(text, pages.LONGEST), label, prediction, short(probability))
+        for text, label, prediction, probability in zip(texts, labels, predictions, probabilities, strict=True)
+    ]

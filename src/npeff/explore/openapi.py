@@ -1,198 +1,250 @@
-"""What the page's server understands, as an OpenAPI description; requests are checked against these schemas."""
+"""What the page's server understands: the records of requests and answers, and an OpenAPI document made from them."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Annotated, Any, Literal, TypeVar
 
-from npeff.explore.themes import LONGEST
-from npeff.utils.text import is_text
+from npeff.explore.themes import LONGEST, Theme
+from npeff.explore.tryout import ModelState, Tried
+from npeff.utils.configs import from_dict
+from npeff.utils.errors import UserError
+from npeff.utils.text import shorten
 from npeff.utils.version import __version__
 
-MOST_TEXTS = 8
-LONGEST_TEXT = 20_000
-
+Record = TypeVar("Record")
 Schema = dict[str, Any]
+"""A JSON schema, which is arbitrary JSON."""
 
 
-def _object(properties: Schema, optional: tuple[str, ...] = ()) -> Schema:
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+# --- records ------------------------------------------------------------------------------------------------------
 
 
-def _array(items: Schema, **limits: int) -> Schema:
-    return {"type": "array", "items": items, **limits}
+Name = Annotated[str, {"minLength": 1, "maxLength": 255}]
+Component = Annotated[int, {"minimum": 0, "maximum": 999_999_999}]
+Text = Annotated[str, {"minLength": 1, "maxLength": 20_000}]
 
 
-_TEXT: Schema = {"type": "string"}
-_NUMBER: Schema = {"type": "number"}
-_INDEX: Schema = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
-_DECOMPOSITION: Schema = {"type": "string", "minLength": 1, "maxLength": 255}
-_ANNOTATION = _object(
-    {
-        "component": _INDEX,
-        **{name: {"type": "string", "maxLength": LONGEST[name]} for name in ("label", "note", "who")},
-        "when": {"type": "string", "format": "date-time"},
-        "source": _TEXT,
-    }
-)
-_MODEL = _object({"state": {"type": "string", "enum": ["not loaded", "loading", "ready", "failed"]}, "message": _TEXT})
+@dataclass(frozen=True)
+class OfDecomposition:
+    """A question about a decomposition."""
 
-NEW_ANNOTATION = _object(
-    {
-        "decomposition": _DECOMPOSITION,
-        "component": _INDEX,
-        **{name: {"type": "string", "maxLength": LONGEST[name]} for name in ("label", "note", "who")},
-    },
-    optional=("note", "who"),
-)
-TRY = _object(
-    {
-        "decomposition": _DECOMPOSITION,
-        "texts": _array({"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT}, minItems=1, maxItems=MOST_TEXTS),
-        "fields": _array(
-            {"type": "object", "additionalProperties": {"type": "string", "maxLength": LONGEST_TEXT}},
-            maxItems=MOST_TEXTS,
-        ),
-    },
-    optional=("fields",),
-)
-_STATE = _object(
-    {
-        "decomposition": _TEXT,
-        "annotations": _array(_ANNOTATION),
-        "user": _TEXT,
-        "model": _MODEL,
-        "fields": _array(_TEXT),
-    }
-)
-_TRIED = _object(
-    {
-        "answers": _array(_TEXT),
-        "probabilities": _array(_array({"type": ["number", "null"]})),
-        "components": _array(_INDEX),
-        "coefficients": _array(_array(_NUMBER)),
-        "shares": {"type": ["array", "null"], "items": _array(_NUMBER)},
-        "residual": _array(_NUMBER),
-        "set_aside": _array({"type": "boolean"}),
-    }
-)
-_ERROR = _object({"error": _TEXT})
+    decomposition: Name
+    """Its name."""
 
 
-def _answers(found: Schema, errors: dict[int, str], **more: Schema) -> Schema:
-    """Responses of an operation: what is found, and what may go wrong."""
-    everywhere = {400: "the request is malformed", 403: "the request comes from elsewhere", 500: "an error of ours"}
-    said = {str(code): _response(text, _ERROR) for code, text in sorted({**everywhere, **errors}.items())}
-    return {"200": _response("found", found), **more, **said}
+@dataclass(frozen=True)
+class OfComponent(OfDecomposition):
+    """A question about a component."""
+
+    component: Component
+    """Its number."""
 
 
-def _response(text: str, schema: Schema) -> Schema:
-    return {"description": text, "content": {"application/json": {"schema": schema}}}
+@dataclass(frozen=True)
+class NewTheme(OfComponent):
+    """A theme to write down; an empty theme and note remove what is there."""
+
+    theme: Annotated[str, {"minLength": 0, "maxLength": LONGEST["theme"]}]
+    """What the component's examples have in common."""
+    note: Annotated[str, {"minLength": 0, "maxLength": LONGEST["note"]}] = ""
+    """Anything else."""
+    who: Annotated[str, {"minLength": 0, "maxLength": LONGEST["who"]}] = ""
+    """Who says so; the user of the server's system if empty."""
 
 
-def _query(name: str, schema: Schema) -> Schema:
-    return {"name": name, "in": "query", "required": True, "schema": schema}
+@dataclass(frozen=True)
+class Try(OfDecomposition):
+    """Texts to be explained."""
+
+    texts: Annotated[list[Text], {"minItems": 1, "maxItems": 8}]
+    """The texts."""
+    fields: Annotated[list[dict[str, str]], {"minItems": 0, "maxItems": 8}] = field(default_factory=list)
+    """For each text the other columns that the run's prompt names, if it names any."""
 
 
-def _posted(schema: Schema) -> Schema:
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
+@dataclass(frozen=True)
+class State:
+    """What the page needs to know about a decomposition at any time."""
+
+    decomposition: str
+    """Its name."""
+    themes: list[Theme]
+    """Themes of its components, as they are now."""
+    user: str
+    """Who gives a theme if no name is given."""
+    model: ModelState
+    """Whether texts can be tried."""
+    fields: list[str]
+    """Other columns that the run's prompt names."""
 
 
-_CUSTOM: Schema = {
-    "name": "X-Npeff",
-    "in": "header",
-    "description": "any value; needed where the client does not send Sec-Fetch-Site: same-origin",
-    "schema": {"type": "string", "pattern": "^[!-~]+$"},
+@dataclass(frozen=True)
+class Problem:
+    """Why a request was not answered."""
+
+    error: str
+    """One or two sentences."""
+
+
+# --- reading a request --------------------------------------------------------------------------------------------
+
+
+def parse(kind: type[Record], body: bytes) -> Record:
+    """The record in the body of a request.
+
+    Args:
+        kind: Class of the record.
+        body: A JSON object in UTF-8.
+
+    Returns:
+        The record, within its limits.
+
+    Raises:
+        ValueError: The body holds no such record; the message is a sentence for who sent it.
+    """
+    try:
+        values = json.loads(body.decode("utf-8"), parse_float=_number)
+        json.dumps(values, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise ValueError("The request is not valid JSON in UTF-8.") from error
+    return checked(kind, values)
+
+
+def checked(kind: type[Record], values: dict[str, Any]) -> Record:
+    """A record from JSON values.
+
+    Args:
+        kind: Class of the record.
+        values: Its fields.
+
+    Returns:
+        The record, within its limits.
+
+    Raises:
+        ValueError: A field is missing, unknown, of the wrong type or out of its limits.
+    """
+    try:
+        record = from_dict(kind, values)
+    except (UserError, RecursionError) as error:
+        raise ValueError(shorten(str(error), 300)) from error
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        _check_limits(hint, getattr(record, name), name)
+    return record
+
+
+def _check_limits(hint: Any, value: Any, name: str) -> None:
+    if typing.get_origin(hint) is Annotated:
+        least, most = hint.__metadata__[0].values()
+        size, what = (value, "") if isinstance(value, int) else (len(value), "the length of ")
+        if not least <= size <= most:
+            raise ValueError(f"{what}{name} should be from {least} to {most}, not {size}.".capitalize())
+        hint = hint.__origin__
+    for item in value if isinstance(value, list) else ():
+        _check_limits(typing.get_args(hint)[0], item, name)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value  # JSON has one kind of number: 3.0 is a component, too
+
+
+# --- the document -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a path of the server does."""
+
+    method: Literal["get", "post"]
+    request: type | None
+    """Record of the query or the body."""
+    answer: Any
+    """Type of the answer."""
+    summary: str
+    waiting: type | None = None
+    """Answer while something is being prepared (202)."""
+
+
+_STATE = "Themes and notes of a decomposition, and whether the model is loaded."
+_HISTORY = "Everything that was said about a component, the oldest first."
+_THEME = "Give a component a theme; an empty theme and note remove what is there."
+_TRY = "Coefficients and answers of texts. The first call only begins to load the model."
+OPERATIONS = {
+    "/api/state": Operation("get", OfDecomposition, State, _STATE),
+    "/api/history": Operation("get", OfComponent, list[Theme], _HISTORY),
+    "/api/theme": Operation("post", NewTheme, Theme, _THEME),
+    "/api/try": Operation("post", Try, Tried, _TRY, waiting=ModelState),
+    "/api/openapi.json": Operation("get", None, dict, "This description."),
 }
-_ABSENT = {404: "there is no such decomposition or component"}
-_POST_ERRORS = {
-    **_ABSENT,
-    409: "the decomposition was made anew since the page was served",
-    411: "the request has no Content-Length",
-    413: "the request is too long",
-    415: "the request is not application/json",
-}
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", type(None): "null"}
+
+
+def schema(hint: Any) -> Schema:
+    """The JSON schema of a type.
+
+    Args:
+        hint: A record's class, or what a field of one may be.
+
+    Returns:
+        The schema; `Annotated` types carry their limits in the words of JSON schema.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return {**schema(arguments[0]), **arguments[1]}
+    if origin in (typing.Union, types.UnionType):
+        parts = [schema(part) for part in arguments]
+        return {**parts[0], "type": [part["type"] for part in parts]}
+    if origin is Literal:
+        return {"type": "string", "enum": list(arguments)}
+    if origin is list:
+        return {"type": "array", "items": schema(arguments[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema(arguments[1])}
+    if not dataclasses.is_dataclass(hint):
+        return {"type": _PLAIN[hint]}
+    hints, fields = typing.get_type_hints(hint, include_extras=True), dataclasses.fields(hint)
+    missing = (dataclasses.MISSING, dataclasses.MISSING)
+    return {
+        "type": "object",
+        "properties": {each.name: schema(hints[each.name]) for each in fields},
+        "required": [each.name for each in fields if (each.default, each.default_factory) == missing],
+        "additionalProperties": False,
+    }
+
+
+def _content(text: str, hint: Any) -> Schema:
+    return {"description": text, "content": {"application/json": {"schema": schema(hint)}}}
+
+
+_ERRORS = {"get": (400, 403, 404, 500), "post": (400, 403, 404, 409, 411, 413, 415, 500)}
+
+
+def _describe(operation: Operation) -> Schema:
+    answers = {"200": _content("the answer", operation.answer)}
+    if operation.waiting is not None:
+        answers["202"] = _content("the model is being loaded", operation.waiting)
+    answers |= {str(code): _content(HTTPStatus(code).phrase, Problem) for code in _ERRORS[operation.method]}
+    described = {"summary": operation.summary, "responses": answers}
+    if operation.method == "post":
+        return {**described, "requestBody": {**_content("the request", operation.request), "required": True}}
+    parts = schema(operation.request)["properties"] if operation.request else {}
+    queries = [{"name": name, "in": "query", "required": True, "schema": part} for name, part in parts.items()]
+    return {**described, "parameters": queries}
+
 
 OPENAPI: Schema = {
     "openapi": "3.1.0",
-    "info": {"title": "npeff explore", "version": __version__},
-    "paths": {
-        "/api/state": {
-            "get": {
-                "summary": "Labels and notes of a decomposition, and whether the model is loaded.",
-                "parameters": [_query("decomposition", _DECOMPOSITION)],
-                "responses": _answers(_STATE, _ABSENT),
-            }
-        },
-        "/api/history": {
-            "get": {
-                "summary": "Everything that was said about a component, the oldest first.",
-                "parameters": [_query("decomposition", _DECOMPOSITION), _query("component", _INDEX)],
-                "responses": _answers(_array(_ANNOTATION), _ABSENT),
-            }
-        },
-        "/api/annotation": {
-            "post": {
-                "summary": "Label a component; an empty label and note remove what is there.",
-                "parameters": [_CUSTOM],
-                "requestBody": _posted(NEW_ANNOTATION),
-                "responses": _answers(_ANNOTATION, _POST_ERRORS),
-            }
-        },
-        "/api/try": {
-            "post": {
-                "summary": "Coefficients and answers of texts. The first call only begins to load the model.",
-                "parameters": [_CUSTOM],
-                "requestBody": _posted(TRY),
-                "responses": _answers(_TRIED, _POST_ERRORS, **{"202": _response("the model is being loaded", _MODEL)}),
-            }
-        },
-        "/api/openapi.json": {
-            "get": {
-                "summary": "This description.",
-                "responses": _answers({"type": "object"}, {}),
-            }
-        },
+    "info": {
+        "title": "npeff explore",
+        "version": __version__,
+        "description": "A POST needs a header X-Npeff of any value, or Sec-Fetch-Site: same-origin.",
     },
+    "paths": {path: {operation.method: _describe(operation)} for path, operation in OPERATIONS.items()},
 }
-
-
-def check(schema: Schema, value: Any, name: str) -> Any:
-    """`value` if it fits `schema` (of the kinds above), else ValueError says what is wrong with `name`."""
-    kind = schema["type"]
-    if kind == "integer" and isinstance(value, float) and value.is_integer():
-        value = int(value)  # JSON has one kind of number
-    kinds: dict[str, type] = {"object": dict, "array": list, "string": str, "integer": int}
-    fits = isinstance(value, kinds[kind]) and not isinstance(value, bool)
-    if not fits:
-        raise ValueError(f"{name} should be of type {kind}")
-    if kind == "integer" and not schema["minimum"] <= value <= schema["maximum"]:
-        raise ValueError(f"{name} should be from {schema['minimum']} to {schema['maximum']}")
-    if kind in ("string", "array"):
-        least, most = (schema.get(limit) for limit in _LIMITS[kind])
-        unit = "characters" if kind == "string" else "entries"
-        if len(value) < (least or 0):
-            raise ValueError(f"{name} is empty")
-        if most is not None and len(value) > most:
-            raise ValueError(f"{name} has {len(value)} {unit}; it may have {most}")
-    if kind == "string" and not is_text(value):
-        raise ValueError(f"{name} is not valid Unicode")
-    if kind == "array":
-        return [check(schema["items"], item, f"{name} {number}") for number, item in enumerate(value, 1)]
-    if kind == "object":
-        return _check_object(schema, value, name)
-    return value
-
-
-_LIMITS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
-
-
-def _check_object(schema: Schema, value: dict[str, Any], name: str) -> dict[str, Any]:
-    known, others = schema.get("properties", {}), schema["additionalProperties"]
-    missing = [key for key in schema.get("required", ()) if key not in value]
-    if missing:
-        raise ValueError(f"{name} has no {missing[0]}")
-    unknown = [key for key in value if key not in known]
-    if unknown and others is False:
-        raise ValueError(f"{name} has an unknown entry {unknown[0]!r}")
-    return {key: check(known.get(key, others), item, key) for key, item in value.items()}

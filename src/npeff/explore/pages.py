@@ -1,18 +1,21 @@
-"""What the page shows of a decomposition, as plain JSON values."""
+"""What the page shows of a decomposition: the records in its data files. C is the number of components."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from npeff.analyse.highlights import highlights
 from npeff.analyse.ranking import bands, top_examples
-from npeff.analyse.records import KINDS, Analysis, ComponentAnalysis
+from npeff.analyse.records import ComponentAnalysis
+from npeff.analyse.relatives import Relatives
 from npeff.analyse.tunings import Classes, Examples
 from npeff.decompose.base import Decomposition
-from npeff.utils.text import cut, rounded, short
+from npeff.explore.evidence import Measured, Perturbed
+from npeff.utils.text import cut, rounded
 from npeff.utils.types import Array
 
 TOP = 32
@@ -27,119 +30,224 @@ PREVIEW = 160
 LONGEST = 1200
 """Characters of a text in the lists of a component; an example's own page has all of it."""
 _CLASSES = 8
+_FREQUENT = 3
+Shown = tuple[str, str | None, str, float | None]
+"""Text, label, prediction and its probability, of an example in a list."""
 
 
-def table_of_components(analysis: Analysis, texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Columns of the overview table."""
-    rows = analysis.component
-    firsts = [row.orderings[0] for row in rows]
-    return {
-        **{kind: [row.tuned(kind) for row in rows] for kind in KINDS},
-        "energy": [short(row.energy) for row in rows],
-        "density": [short(row.density) for row in rows],
-        "prediction_purity": [short(row.prediction_purity) for row in rows],
-        "label_purity": [short(row.label_purity) for row in rows],
-        "active": [max(ordering.active for ordering in row.orderings) for row in rows],
-        "labels": [_most_frequent(first.labels) for first in firsts],
-        "predictions": [_most_frequent(first.predictions) for first in firsts],
-        "first": [cut(texts[first.top[0]], PREVIEW) if first.top else "" for first in firsts],
-    }
+@dataclass(frozen=True)
+class ComponentTable:
+    """Columns of the overview table, each [C] (data/D/components.js)."""
+
+    components: list[ComponentAnalysis]
+    """What the analysis says of each, without its examples."""
+    active: list[int]
+    """Examples that use it, in the ordering with most of them."""
+    labels: list[list[tuple[str, int]]]
+    """Most frequent labels of its top examples, with counts."""
+    predictions: list[list[tuple[str, int]]]
+    """Most frequent predictions."""
+    first: list[str]
+    """Its first example, shortened."""
+    x: list[float]
+    """Where it is on the map."""
+    y: list[float]
+    """Where it is on the map."""
+    highlights: list[int]
+    """Components to open first."""
+    stability: list[float] | None
+    """Mean similarity with its matches in other seeds, if there are any."""
+    kl_ratio: list[float | None] | None
+    """Largest KL ratio of its perturbations; None if no component was perturbed."""
+    perturbations: list[Perturbed]
+    """Every perturbation of the decomposition in a line."""
 
 
-def map_of(places: torch.Tensor) -> dict[str, list[float]]:
-    """Columns x and y of the map of components, from `places` [C, 2]."""
-    return {name: rounded(column.tolist()) for name, column in zip("xy", places.T, strict=True)}
+@dataclass(frozen=True)
+class ExampleList:
+    """Examples of a component that follow each other in its ranking."""
+
+    place: int
+    """Place of the first one, from 0."""
+    examples: list[int]
+    """Their numbers."""
+    coefficients: list[float]
+    """The component's coefficients."""
+    shares: list[float] | None
+    """How much of each the component explains; None for methods without shares."""
 
 
-def _most_frequent(counts: dict[str, int], shown: int = 3) -> list[list[Any]]:
-    return [[name, count] for name, count in list(counts.items())[:shown]]
+@dataclass(frozen=True)
+class CrossTable:
+    """Label × prediction; classes that are rare here are put together."""
+
+    labels: list[str] | None
+    """Names of the rows; None without labels, where there is one row."""
+    predictions: list[str]
+    """Names of the columns."""
+    top: list[list[int]]
+    """Counts in the top examples."""
+    active: list[list[int]]
+    """Counts in all active examples."""
 
 
-def component_page(
-    row: ComponentAnalysis,
-    scores: dict[str, Array],
-    decomposition: Decomposition,
-    examples: Examples,
-    top: int,
-) -> tuple[dict[str, Any], set[int]]:
-    """A component's page without the texts, and the examples that it shows.
+@dataclass(frozen=True)
+class Ranking:
+    """A component's examples under one way of ranking them."""
 
-    `row` is the component's entry in the analysis, `scores` its column [m] for each ordering.
+    order: str
+    """Ranked by positive, negative or absolute coefficients."""
+    active: int
+    """Examples that use the component."""
+    lists: list[ExampleList]
+    """The top, and bands further down."""
+    cross: CrossTable
+    """Labels and predictions."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Coefficients in equal bins."""
+
+    zero: int
+    """Coefficients that are 0 and in no bin."""
+    counts: list[int]
+    """Coefficients in each bin."""
+    edges: list[float]
+    """Ends of the bins."""
+
+
+@dataclass(frozen=True)
+class ComponentPage:
+    """One component (data/D/component/J.js)."""
+
+    component: ComponentAnalysis
+    """Its entry in the analysis."""
+    histogram: Histogram
+    """Its coefficients."""
+    orderings: list[Ranking]
+    """Its examples."""
+    relations: list[Relatives]
+    """What it is in other decompositions."""
+    perturbations: list[Measured]
+    """What its perturbations measured."""
+    shown: dict[int, Shown]
+    """Example → what the lists say about it."""
+
+
+@dataclass(frozen=True)
+class ExampleParts:
+    """Which components explain the examples of a block (data/D/examples/N.js)."""
+
+    components: list[list[int]]
+    """The components that explain most of each example, the largest share first."""
+    coefficients: list[list[float]]
+    """Their coefficients."""
+    shares: list[list[float] | None]
+    """How much of the example each explains; None for methods without shares."""
+    used: list[int]
+    """Components with a coefficient that is not zero."""
+    residual: list[float]
+    """How much of the example no component explains."""
+
+
+def component_table(
+    rows: Sequence[ComponentAnalysis],
+    texts: Sequence[str],
+    places: torch.Tensor,
+    stability: list[float] | None,
+    ratios: list[float | None] | None,
+    perturbations: list[Perturbed],
+) -> ComponentTable:
+    """The overview table of a decomposition.
+
+    Args:
+        rows: Its components in the analysis, [C].
+        texts: Texts of all examples.
+        places: Where components are on the map, [C, 2].
+        stability: Mean similarity with matches in other seeds, [C].
+        ratios: Largest KL ratios, [C].
+        perturbations: Every perturbation in a line.
+
+    Returns:
+        The table.
     """
-    number = row.number
-    orderings, shown = [], set()
+    firsts = [row.orderings[0] for row in rows]
+    x, y = (rounded(column) for column in places.T.tolist())
+    return ComponentTable(
+        components=[replace(row, orderings=[]) for row in rows],
+        active=[max(ordering.active for ordering in row.orderings) for row in rows],
+        labels=[list(first.labels.items())[:_FREQUENT] for first in firsts],
+        predictions=[list(first.predictions.items())[:_FREQUENT] for first in firsts],
+        first=[cut(texts[first.top[0]], PREVIEW) if first.top else "" for first in firsts],
+        x=x,
+        y=y,
+        highlights=[row.number for row in highlights(rows)],
+        stability=stability,
+        kl_ratio=ratios,
+        perturbations=perturbations,
+    )
+
+
+def rank_examples(
+    number: int, scores: Mapping[str, Array], decomposition: Decomposition, examples: Examples, top: int
+) -> list[Ranking]:
+    """The examples of a component, under each way of ranking them.
+
+    Args:
+        number: The component.
+        scores: Ordering → the component's scores [m].
+        decomposition: The decomposition.
+        examples: Labels, predictions, and which examples are usable.
+        top: Top examples that are counted in the cross table.
+
+    Returns:
+        Lists of examples: the top, and bands further down.
+    """
+    rankings = []
     for order, column in scores.items():
-        column = np.where(examples.usable, column, 0)
-        ranking = top_examples(column)
-        places = [(0.0, range(min(TOP, len(ranking)))), *bands(len(ranking), TOP, BAND, FRACTIONS)]
-        lists = []
-        for fraction, span in places:
-            chosen = ranking[span.start : span.stop]
-            lists.append(
-                {
-                    "from": fraction,
-                    "place": span.start,
-                    "examples": chosen.tolist(),
-                    "coefficients": rounded(decomposition.coefficients[chosen, number].tolist()),
-                    "shares": _shares_of(decomposition, chosen, number),
-                }
-            )
-            shown |= set(chosen.tolist())
-        orderings.append(
-            {
-                "order": order,
-                "active": len(ranking),
-                "lists": lists,
-                "cross": cross_table(ranking, top, examples),
-            }
-        )
-    page = {
-        **{f"{kind}_tuned": row.tuned(kind) for kind in KINDS},
-        "number": number,
-        "energy": row.energy,
-        "density": row.density,
-        "prediction_purity": row.prediction_purity,
-        "label_purity": row.label_purity,
-        "quantiles": row.orderings[0].quantiles,
-        "correlated": row.correlated,
-        "correlation": row.correlation,
-        "histogram": histogram(decomposition.coefficients[:, number].numpy()[examples.usable]),
-        "orderings": orderings,
-    }
-    return page, shown
+        ranking = top_examples(column, examples.usable)
+        spans = [range(min(TOP, len(ranking))), *(span for _, span in bands(len(ranking), TOP, BAND, FRACTIONS))]
+        lists = [_list(span.start, ranking[span.start : span.stop], number, decomposition) for span in spans]
+        rankings.append(Ranking(order, len(ranking), lists, cross_table(ranking, top, examples)))
+    return rankings
 
 
-def _shares_of(decomposition: Decomposition, examples: Array, number: int) -> list[float] | None:
-    """Share of component `number` in each of these examples."""
-    shares = decomposition.shares(decomposition.coefficients[examples], number)
-    return None if shares is None else rounded(shares.tolist())
+def _list(place: int, examples: Array, number: int, decomposition: Decomposition) -> ExampleList:
+    coefficients = decomposition.coefficients[examples]
+    shares = decomposition.shares(coefficients, number)
+    return ExampleList(
+        place,
+        examples.tolist(),
+        rounded(coefficients[:, number].tolist()),
+        None if shares is None else rounded(shares.tolist()),
+    )
 
 
-def histogram(coefficients: Array) -> dict[str, Any]:
+def histogram(coefficients: Array) -> Histogram:
     """Counts of the coefficients that are not zero, in equal bins, and how many are zero."""
     used = coefficients[coefficients != 0].astype(np.float64)  # float32 has no bins between two neighbouring numbers
     counts, edges = np.histogram(used, bins=BINS) if len(used) else (np.zeros(0, int), np.zeros(0))
-    return {"zero": len(coefficients) - len(used), "counts": counts.tolist(), "edges": rounded(edges.tolist())}
+    return Histogram(len(coefficients) - len(used), counts.tolist(), rounded(edges.tolist()))
 
 
-def cross_table(ranking: Array, top: int, examples: Examples) -> dict[str, Any]:
-    """Label × prediction, counted in the top and in all active examples; classes that are rare here are put together.
+def cross_table(ranking: Array, top: int, examples: Examples) -> CrossTable:
+    """Label × prediction, counted in the top and in all active examples.
 
-    Without labels the table has one row.
+    Args:
+        ranking: Active examples, best first.
+        top: How many of them are the top.
+        examples: Labels and predictions of all examples.
+
+    Returns:
+        The counts.
     """
     rows, row_names = _few(examples.labels, ranking, top)
     columns, column_names = _few(examples.predictions, ranking, top)
-    shape = (len(row_names), len(column_names))
-    active = np.zeros(shape, int)
-    np.add.at(active, (rows, columns), 1)
-    first = np.zeros(shape, int)
-    np.add.at(first, (rows[:top], columns[:top]), 1)
-    return {
-        "labels": row_names if examples.labels.known else None,
-        "predictions": column_names,
-        "top": first.tolist(),
-        "active": active.tolist(),
-    }
+    counts = np.zeros((2, len(row_names), len(column_names)), int)
+    np.add.at(counts[0], (rows[:top], columns[:top]), 1)
+    np.add.at(counts[1], (rows, columns), 1)
+    return CrossTable(row_names if examples.labels.known else None, column_names, *counts.tolist())
 
 
 def _few(classes: Classes, ranking: Array, top: int) -> tuple[Array, list[str]]:
@@ -158,23 +266,25 @@ def _few(classes: Classes, ranking: Array, top: int) -> tuple[Array, list[str]]:
     return place[codes], names
 
 
-def example_rows(
-    coefficients: torch.Tensor, residuals: torch.Tensor, shares: torch.Tensor | None
-) -> dict[str, list[Any]]:
-    """For each example of a block the components that explain most of it; `coefficients` and `shares` are [n, C]."""
+def example_parts(decomposition: Decomposition, block: slice) -> ExampleParts:
+    """The components that explain most of each example of a block.
+
+    Args:
+        decomposition: The decomposition.
+        block: Which examples.
+
+    Returns:
+        At most `LISTED` components for each of them.
+    """
+    coefficients = decomposition.coefficients[block]
+    shares = decomposition.shares(coefficients)
     weight = coefficients.abs() if shares is None else shares
     best = weight.topk(min(LISTED, weight.shape[1]), dim=1).indices
-    used = coefficients.gather(1, best)
-    found: dict[str, list[Any]] = {
-        "components": [],
-        "coefficients": [],
-        "shares": [],
-        "used": (coefficients != 0).sum(dim=1).tolist(),
-        "residual": rounded(residuals.tolist()),
-    }
-    for n in range(len(coefficients)):
-        kept = used[n] != 0
-        found["components"].append(best[n][kept].tolist())
-        found["coefficients"].append(rounded(used[n][kept].tolist()))
-        found["shares"].append(None if shares is None else rounded(shares[n, best[n][kept]].tolist()))
-    return found
+    listed = [row[coefficients[i, row] != 0] for i, row in enumerate(best)]
+    return ExampleParts(
+        components=[row.tolist() for row in listed],
+        coefficients=[rounded(coefficients[i, row].tolist()) for i, row in enumerate(listed)],
+        shares=[None if shares is None else rounded(shares[i, row].tolist()) for i, row in enumerate(listed)],
+        used=(coefficients != 0).sum(dim=1).tolist(),
+        residual=rounded(torch.nan_to_num(decomposition.residuals[block].float()).tolist()),
+    )

@@ -1,4 +1,4 @@
-"""`npeff explore`: serves a run's page on this machine only, takes labels and tries texts."""
+"""`npeff explore`: serves a run's page on this machine only, takes themes and tries texts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from npeff.explore.api import PREFIX, Api
 from npeff.explore.config import ExploreConfig
 from npeff.explore.export import MARKER, export_site
-from npeff.store.layout import decomposition_names
+from npeff.explore.openapi import Problem
+from npeff.store.layout import choose_decomposition, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.version import __version__
@@ -45,13 +46,21 @@ _HEADERS = {
 
 
 def explore(config: ExploreConfig) -> None:
-    """Export the page of a run into RUN/site if it is not there or out of date, and serve it until interrupted."""
+    """Serve the page of a run until interrupted; it is written into RUN/site if it is not there or out of date.
+
+    Args:
+        config: The run, where to listen, and which decomposition to open.
+    """
     run = Run.open(config.run)
+    name = choose_decomposition(run.path, config.decomposition)
     export_site(run, run.path / SITE)
     api = Api(run, decomposition_names(run.path), config.device)
     with make_server(run.path / SITE, config.port, api) as server:
         address = f"http://{LOOPBACK}:{server.server_port}/"
         print(f"Serving {run.path} at {address} (Ctrl-C ends it)", flush=True)
+        print(f"It opens on the decomposition {name}.", flush=True)
+        if config.decomposition is not None:
+            address += f"#/d/{quote(name, safe='')}"
         if config.open:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt):
@@ -59,7 +68,19 @@ def explore(config: ExploreConfig) -> None:
 
 
 def make_server(site: Path, port: int = 0, api: Api | None = None) -> ThreadingHTTPServer:
-    """A server of the exported page in `site`, bound to loopback; without `api` it only reads."""
+    """A server of an exported page, bound to loopback.
+
+    Args:
+        site: Directory of the page.
+        port: Port to listen on; 0 takes a free one.
+        api: What answers requests of the page; without it, files are only read.
+
+    Returns:
+        The server, not started yet.
+
+    Raises:
+        UserError: There is no page in the directory, or the port cannot be had.
+    """
     if not (site / MARKER).is_file():
         raise UserError(f"{site} is not an exported page.")
 
@@ -95,15 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
+        """Answer a request of any method that is known."""
         path = self._path()
         if self.command != "POST" and ("Content-Length" in self.headers or "Transfer-Encoding" in self.headers):
             self.close_connection = True  # what comes next is a body that nobody asked for, not a request
@@ -121,6 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
         return self._send(HTTPStatus.OK, kind, file.read_bytes())
 
+    do_HEAD = do_POST = do_GET  # noqa: N815
+
     def _answer_api(self, api: Api, path: str) -> None:
         methods = api.methods(path)
         if not methods:
@@ -128,8 +143,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command not in methods:
             allowed = ", ".join(methods)
             return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}.", Allow=allowed)
+        query = self.path.partition("?")[2].partition("#")[0]
         if self.command != "POST":
-            return self._send_json(*api.get(path, self.path.partition("?")[2].partition("#")[0]))
+            return self._send_json(*api.answer(path, query, None))
         # a form of another site's page can neither send JSON nor a header of its own
         if self.headers.get("Sec-Fetch-Site") != "same-origin" and "X-Npeff" not in self.headers:
             return self._refuse(HTTPStatus.FORBIDDEN, "Without a browser, send a header X-Npeff along.")
@@ -140,10 +156,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.LENGTH_REQUIRED, "Say how long the request is (Content-Length).")
         if len(length) > 9 or int(length) > LARGEST:
             return self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A request may have {LARGEST} bytes.")
-        return self._send_json(*api.post(path, self.rfile.read(int(length))))
+        return self._send_json(*api.answer(path, query, self.rfile.read(int(length))))
 
     def _send_json(self, status: HTTPStatus, value: Any, **headers: str) -> None:
-        body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+        body = json.dumps(value, allow_nan=False, separators=(",", ":"), default=vars).encode("ascii")
         self._send(status, "application/json", body, **headers)
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes, **headers: str) -> None:
@@ -193,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: HTTPStatus, why: str, **headers: str) -> None:
         """Answer with an error and end the connection: what else was sent is not for us to make sense of."""
         self.close_connection = True
-        self._send_json(status, {"error": why}, Connection="close", **headers)
+        self._send_json(status, Problem(why), Connection="close", **headers)
         if self.command == "POST":  # closing with unread bytes could take the answer away before it is read
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_WR)

@@ -1,9 +1,10 @@
-"""What people (and judges) say about components: a journal beside each decomposition, and `npeff labels`.
+"""What people and judges call components: a journal beside each decomposition, and `npeff themes`.
 
-    RUN/annotations/NAME.jsonl    one JSON object a line, the oldest first; nothing is ever changed or removed
+    RUN/annotations/NAME.jsonl    one JSON object a line, the oldest first; no line is ever changed or removed
 
-A line names the decomposition's tensors, so that labels of one that was made anew are not taken for labels of the new
-one. A line counts once its line break is there: what a killed writer left behind is ignored, and cut off by the next.
+A line names the decomposition's tensors, so that themes of a decomposition that was replaced are not shown for the new
+one. A line counts once its line break is there: what a killed writer left behind is ignored, and cut off by the next
+writer. Lines of version 0.1.0 say `label` for `theme`.
 """
 
 from __future__ import annotations
@@ -15,40 +16,47 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from npeff.explore.config import ThemesConfig
 from npeff.store.layout import decomposition_folder, decomposition_names
 from npeff.store.run import Run
+from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.files import disk_errors, only_one, read_json, with_seal, without_seal, write_csv, write_json
+from npeff.utils.files import disk_errors, only_one, read_json, with_seal, without_seal, write_json, write_text
+from npeff.utils.report import Column, Table
 from npeff.utils.text import is_text
 
 FOLDER = "annotations"
 PERSON = "person"
-LONGEST = {"label": 200, "note": 10_000, "who": 100, "source": 200}
-"""Characters that an annotation may have."""
+LONGEST = {"theme": 200, "note": 10_000, "who": 100, "source": 200}
+"""Characters that each text may have."""
 _PATIENCE = 10.0
 """Seconds to wait for another writer; an edit takes milliseconds."""
 
 
 @dataclass(frozen=True)
-class Annotation:
-    """What somebody says about a component; without label and note, that nothing is to be said any more."""
+class Theme:
+    """What somebody says about a component; an empty theme and note remove what was said before."""
 
     component: int
-    label: str
-    """Its theme in a few words."""
+    """Number of the component."""
+    theme: str
+    """What its examples have in common, in a few words."""
     note: str
+    """Anything else, in several lines if need be."""
     who: str
+    """Who says so."""
     when: str
     """UTC, as 2026-01-31T12:00:00Z."""
-    source: str = PERSON
-    """`person`, or `judge:MODEL` for an automatic label."""
+    source: str
+    """`person`, or `judge:MODEL` for an automatic theme."""
+
+    renamed: ClassVar[dict[str, str]] = {"label": "theme"}
 
 
-class Annotations:
-    """The annotations of the decomposition `name` as it is now."""
+class Themes:
+    """The themes of the decomposition `name` as it is now."""
 
     def __init__(self, run: Run, name: str) -> None:
         self.name = name
@@ -56,61 +64,79 @@ class Annotations:
         self._config = decomposition_folder(run.path, name) / "config.json"
         self._fingerprint, self.components = self._read_config()
 
-    def current(self) -> dict[int, Annotation]:
-        """Component → what is said about it. The latest counts, but a person's always before an automatic one."""
-        latest: dict[int, Annotation] = {}
-        for annotation in self._read():
-            old = latest.get(annotation.component)
-            if old is None or annotation.source == PERSON or old.source != PERSON:
-                latest[annotation.component] = annotation
-        return {j: latest[j] for j in sorted(latest) if latest[j].label or latest[j].note}
+    def current(self) -> dict[int, Theme]:
+        """What is said about the components now.
 
-    def history(self, component: int) -> list[Annotation]:
+        Returns:
+            Component → its theme. The latest counts, but a person's always before an automatic one.
+        """
+        latest: dict[int, Theme] = {}
+        for theme in self._read():
+            old = latest.get(theme.component)
+            if old is None or theme.source == PERSON or old.source != PERSON:
+                latest[theme.component] = theme
+        return {j: latest[j] for j in sorted(latest) if latest[j].theme or latest[j].note}
+
+    def history(self, component: int) -> list[Theme]:
         """Everything that was ever said about a component, the oldest first."""
-        return [annotation for annotation in self._read() if annotation.component == component]
+        return [theme for theme in self._read() if theme.component == component]
 
-    def add(
-        self, component: int, label: str, note: str = "", who: str | None = None, source: str = PERSON
-    ) -> Annotation:
-        """Append to the journal; when this returns, the annotation is on the disk. No label and no note: removed."""
+    def add(self, component: int, theme: str, note: str = "", who: str | None = None, source: str = PERSON) -> Theme:
+        """Append to the journal; when this returns, the line is on the disk.
+
+        Args:
+            component: Number of the component.
+            theme: Its theme; white space is made single blanks, so that lists stay readable.
+            note: Anything else. Without theme and note, what is there is removed.
+            who: Who says so; the user of this system if not given.
+            source: `person`, or `judge:MODEL`.
+
+        Returns:
+            What was written.
+
+        Raises:
+            UserError: There is no such component, a text is too long or not valid, or the decomposition was replaced.
+        """
         if not 0 <= component < self.components:
             raise UserError(f"{self.name} has components 0 to {self.components - 1}, not {component}.")
-        texts = {"label": label, "note": note, "who": who or "", "source": source}
+        texts = {"theme": theme, "note": note, "who": who or "", "source": source}
         for what, text in texts.items():
             if not is_text(text):
                 raise UserError(f"The {what} is not valid text.")
             if len(text) > LONGEST[what]:
                 raise UserError(f"The {what} has {len(text)} characters; it may have {LONGEST[what]}.")
-        # one line each, so that lists and tables stay readable
-        texts |= {
-            "label": " ".join(label.split()),
-            "note": note.strip(),
-            "who": " ".join(texts["who"].split()) or system_user(),
-        }
-        when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        annotation = Annotation(component, when=when, **texts)
-        values = with_seal({**dataclasses.asdict(annotation), "decomposition": self._fingerprint})
-        line = json.dumps(values) + "\n"
+        added = Theme(
+            component=component,
+            theme=" ".join(theme.split()),
+            note=note.strip(),
+            who=" ".join(texts["who"].split()) or system_user(),
+            when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            source=source,
+        )
+        line = json.dumps(with_seal({**to_dict(added), "decomposition": self._fingerprint})) + "\n"
         with only_one(self.path.parent, wait=_PATIENCE):
             if not self.is_current():
-                raise UserError(f"Decomposition {self.name!r} was made anew meanwhile. Start again to see it.")
+                raise UserError(f"Decomposition {self.name!r} was replaced meanwhile. Start again to see the new one.")
+            if not self.path.exists():
+                write_text(self.path, "")  # has the file's name on the disk, too
             with disk_errors(self.path):
                 _append(self.path, line.encode("ascii"))
-        return annotation
+        return added
 
     def is_current(self) -> bool:
         """Whether the decomposition is still the one that this was opened for."""
         return self._config.is_file() and self._read_config()[0] == self._fingerprint
 
     def _read_config(self) -> tuple[str, int]:
+        """SHA-256 of the decomposition's tensors, and the number of its components."""
         config = read_json(self._config)
         try:
             return str(config["sha256"]), int(config["components"][0])
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise UserError(f"{self._config} does not describe a decomposition.") from error
 
-    def _read(self) -> list[Annotation]:
-        """Annotations of this decomposition, the oldest first."""
+    def _read(self) -> list[Theme]:
+        """Themes of this decomposition, the oldest first."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -118,24 +144,23 @@ class Annotations:
         except OSError as error:
             raise UserError(f"Cannot read {self.path}: {error.strerror}.") from error
         lines = content[: _whole(content)].splitlines()
-        found = [self._parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
-        return [annotation for fingerprint, annotation in found if fingerprint == self._fingerprint]
+        entries = [self._parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+        return [theme for fingerprint, theme in entries if fingerprint == self._fingerprint]
 
-    def _parse(self, line: bytes, number: int) -> tuple[str, Annotation]:
-        """The decomposition that a line is about, and what it says."""
-        names = [field.name for field in dataclasses.fields(Annotation)]
+    def _parse(self, line: bytes, number: int) -> tuple[str, Theme]:
+        """The decomposition that a line is about, and what it says. What only later versions know is left alone."""
+        known = {*(field.name for field in dataclasses.fields(Theme)), *Theme.renamed}
         try:
-            values: dict[str, Any] = without_seal(self.path, json.loads(line))
-            annotation = Annotation(**{name: values[name] for name in names})
-            if type(annotation.component) is not int or not all(
-                is_text(values[name]) for name in (*names, "decomposition") if name != "component"
-            ):
-                raise ValueError("a value has the wrong type")
-        except (ValueError, TypeError, KeyError, RecursionError, UserError) as error:
+            values = without_seal(self.path, json.loads(line))
+            theme = from_dict(Theme, {name: value for name, value in values.items() if name in known})
+            texts = [value for name, value in vars(theme).items() if name != "component"]
+            if not all(is_text(text) for text in (*texts, values["decomposition"])):
+                raise ValueError("a text is not valid")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
             raise UserError(
                 f"{self.path}, line {number} is damaged ({error}). Correct or delete this line; the others are kept."
             ) from error
-        return values["decomposition"], annotation
+        return values["decomposition"], theme
 
 
 def _whole(content: bytes) -> int:
@@ -145,7 +170,6 @@ def _whole(content: bytes) -> int:
 
 def _append(path: Path, line: bytes) -> None:
     """Put a line behind the whole ones of a file, on the disk; if that fails the file stays as it was."""
-    new = not path.exists()
     with path.open("a+b", buffering=0) as handle:
         handle.seek(0)
         end = _whole(handle.read())
@@ -158,20 +182,6 @@ def _append(path: Path, line: bytes) -> None:
         except OSError:
             handle.truncate(end)
             raise
-    if new:
-        _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a new file's name last; not every system can."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def system_user() -> str:
@@ -185,34 +195,36 @@ def system_user() -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def themes(config: ThemesConfig) -> list[dict[str, Any]]:
-    """Print or write the current annotations of a run; returns them."""
+def themes(config: ThemesConfig) -> list[tuple[str, Theme]]:
+    """List the themes and notes of a run's components, or write them to files.
+
+    Args:
+        config: The run, which decomposition, and the files to write.
+
+    Returns:
+        Name of the decomposition and theme, for every component that has one.
+    """
     run = Run.open(config.run)
     names = [config.decomposition] if config.decomposition is not None else decomposition_names(run.path)
-    rows = [
-        {"decomposition": name, **dataclasses.asdict(annotation)}
-        for name in names
-        for annotation in Annotations(run, name).current().values()
-    ]
+    rows = [(name, theme) for name in names for theme in Themes(run, name).current().values()]
     if config.csv is not None:
-        columns = ["decomposition", *(field.name for field in dataclasses.fields(Annotation))]
-        write_csv(Path(config.csv), [columns, *([row[name] for name in columns] for row in rows)])
+        columns = [Column("decomposition"), *(Column(field.name) for field in dataclasses.fields(Theme))]
+        Table("", columns, [[name, *vars(theme).values()] for name, theme in rows]).write_csv(Path(config.csv))
     if config.json is not None:
-        write_json(Path(config.json), rows)
-    if config.csv is None and config.json is None:
-        for row in rows:
-            print(_line(row))
+        write_json(Path(config.json), [{"decomposition": name, **to_dict(theme)} for name, theme in rows])
+    files = " and ".join(file for file in (config.csv, config.json) if file is not None)
+    if files:
+        print(f"{len(rows)} themes in {files}")
     else:
-        files = " and ".join(file for file in (config.csv, config.json) if file is not None)
-        print(f"{len(rows)} labels in {files}")
+        print("".join(f"{_line(name, theme)}\n" for name, theme in rows), end="")
     if not rows:
-        print(f"No component of {run.path} has a label yet. `npeff explore {run.path}` is where to give one.")
+        print(f"No component of {run.path} has a theme yet. `npeff explore {run.path}` is where to give one.")
     return rows
 
 
-def _line(row: dict[str, Any]) -> str:
-    by = row["who"] if row["source"] == PERSON else row["source"]
-    text = f"{row['decomposition']} {row['component']:4d}  {row['label'] or '(no label)'}  [{by}, {row['when'][:10]}]"
-    if row["note"]:
-        text += f"\n      {row['note']}"
+def _line(name: str, theme: Theme) -> str:
+    by = theme.who if theme.source == PERSON else theme.source
+    text = f"{name} {theme.component:4d}  {theme.theme or '(no theme)'}  [{by}, {theme.when[:10]}]"
+    if theme.note:
+        text += f"\n      {theme.note}"
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)  # no terminal codes from a note

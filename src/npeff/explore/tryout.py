@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -27,6 +28,36 @@ ANSWERS = 8
 """Most likely answers of each text that are listed."""
 
 
+@dataclass(frozen=True)
+class ModelState:
+    """Whether the model is there."""
+
+    state: State
+    """How far its loading has come."""
+    message: str
+    """Why it could not be loaded, if it failed."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the model and the components make of n texts, side by side."""
+
+    answers: list[str]
+    """The most likely answers of any of the texts, the most likely first."""
+    probabilities: list[list[float | None]]
+    """Probability of each of them for each text; None where it is too small to be known."""
+    components: list[int]
+    """The components that matter to any of the texts, the strongest first."""
+    coefficients: list[list[float]]
+    """Coefficient of each of them in each text."""
+    shares: list[list[float]] | None
+    """How much of each text each of them explains; None for methods without such shares."""
+    residual: list[float]
+    """How much of each text no component explains."""
+    set_aside: list[bool]
+    """Whether a value of the text was not finite."""
+
+
 class Tryout:
     """A run's model, and what it makes of new texts."""
 
@@ -43,9 +74,9 @@ class Tryout:
         """Other columns that the run's prompt names."""
         return [name.removeprefix(FIELD) for name in self._run.table.column_names if name.startswith(FIELD)]
 
-    def status(self) -> dict[str, str]:
-        """Whether the model is there: `state`, and a `message` if it could not be loaded."""
-        return {"state": self._state, "message": self._message}
+    def status(self) -> ModelState:
+        """Whether the model is there."""
+        return ModelState(self._state, self._message)
 
     def is_ready(self) -> bool:
         """Whether the model is there; if not, begin to load it, also after it has failed."""
@@ -65,8 +96,20 @@ class Tryout:
         else:
             self._state = "ready"
 
-    def explain(self, name: str, texts: Sequence[str], fields: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
-        """Coefficients, shares, what is left over and the model's answers for each text, as JSON values."""
+    def explain(self, name: str, texts: Sequence[str], fields: Sequence[Mapping[str, str]] = ()) -> Tried:
+        """What the model and the components of a decomposition make of texts, once the model is there.
+
+        Args:
+            name: The decomposition.
+            texts: The texts, n of them.
+            fields: For each text the other columns that the run's prompt names.
+
+        Returns:
+            Answers, coefficients, shares and residuals.
+
+        Raises:
+            UserError: There is not enough memory for these texts.
+        """
         assert self._prepared is not None
         with self._computing:
             decomposition = self._decomposition(name)
@@ -74,12 +117,18 @@ class Tryout:
                 explained = explain_texts(self._run, decomposition, texts, self._prepared, fields)
             except torch.OutOfMemoryError as error:
                 raise UserError("Out of memory. Try fewer or shorter texts.") from error
-        return {
-            **answers_side_by_side(self._prepared, explained.collected),
-            **side_by_side(explained.coefficients, explained.shares),
-            "residual": rounded(explained.residuals.tolist()),
-            "set_aside": explained.collected["set_aside"].bool().tolist(),
-        }
+        answers, probabilities = _answers(self._prepared, explained.collected)
+        coefficients, shares = explained.coefficients, explained.shares
+        listed = _strongest(coefficients, coefficients.abs() if shares is None else shares)
+        return Tried(
+            answers=answers,
+            probabilities=probabilities,
+            components=listed,
+            coefficients=[rounded(row) for row in coefficients[:, listed].tolist()],
+            shares=None if shares is None else [rounded(row) for row in shares[:, listed].tolist()],
+            residual=rounded(explained.residuals.tolist()),
+            set_aside=explained.collected["set_aside"].bool().tolist(),
+        )
 
     def _decomposition(self, name: str) -> Decomposition:
         """The decomposition `name`; the last one stays in memory."""
@@ -89,40 +138,27 @@ class Tryout:
         return self._open[1]
 
 
-def side_by_side(coefficients: torch.Tensor, shares: torch.Tensor | None) -> dict[str, Any]:
-    """The components that matter to any of the texts, the strongest first; `coefficients` and `shares` are [n, C]."""
-    weight = coefficients.abs() if shares is None else shares
+def _strongest(coefficients: torch.Tensor, weight: torch.Tensor) -> list[int]:
+    """The components that matter to any of the texts, by their largest weight; both are [n, C]."""
     top = weight.topk(min(LISTED, weight.shape[1]), dim=1).indices
     chosen = {j for i, best in enumerate(top.tolist()) for j in best if coefficients[i, j] != 0}
-    listed = sorted(chosen, key=lambda j: (-float(weight[:, j].max()), j))
-    return {
-        "components": listed,
-        "coefficients": [rounded(row) for row in coefficients[:, listed].tolist()],
-        "shares": None if shares is None else [rounded(row) for row in shares[:, listed].tolist()],
-    }
+    return sorted(chosen, key=lambda j: (-float(weight[:, j].max()), j))
 
 
-def answers_side_by_side(prepared: Prepared, found: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The most likely answers of any of the texts and their probabilities; None where one is too small to be known."""
+def _answers(prepared: Prepared, collected: Mapping[str, torch.Tensor]) -> tuple[list[str], list[list[float | None]]]:
+    """The most likely answers of any of the texts, and the probabilities of each text."""
     names = prepared.answers.names
     if names:
-        top = found["probabilities"].topk(min(ANSWERS, len(names)), dim=1)
-        tokens, values = top.indices, found["probabilities"]
+        values = collected["probabilities"]
+        tokens = values.topk(min(ANSWERS, len(names)), dim=1).indices.tolist()
         known = [dict(enumerate(row)) for row in values.tolist()]
     else:
-        tokens, values = found["top_tokens"][:, :ANSWERS], found["top_probabilities"]
-        known = [
-            dict(zip(*row, strict=True)) for row in zip(found["top_tokens"].tolist(), values.tolist(), strict=True)
-        ]
+        tokens, values = collected["top_tokens"].tolist(), collected["top_probabilities"]
+        known = [dict(zip(*row, strict=True)) for row in zip(tokens, values.tolist(), strict=True)]
     largest: dict[int, float] = {}
-    for row, probabilities in zip(tokens.tolist(), known, strict=True):
-        for answer in row:
+    for row, probabilities in zip(tokens, known, strict=True):
+        for answer in row[:ANSWERS]:
             largest[answer] = max(largest.get(answer, 0.0), probabilities[answer])
     listed = sorted(largest, key=lambda answer: (-largest[answer], answer))
-    say = names.__getitem__ if names else lambda token: prepared.model.tokenizer.decode([token])
-    return {
-        "answers": [say(answer) for answer in listed],
-        "probabilities": [
-            [None if answer not in row else float(f"{row[answer]:.5g}") for answer in listed] for row in known
-        ],
-    }
+    texts = [names[answer] if names else prepared.model.tokenizer.decode([answer]) for answer in listed]
+    return texts, [[float(f"{row[answer]:.5g}") if answer in row else None for answer in listed] for row in known]

@@ -14,7 +14,7 @@ from npeff.analyse.highlights import highlights
 from npeff.analyse.records import KINDS, TITLES, Analysis, Rate
 from npeff.analyse.run import read_analysis
 from npeff.decompose.config import METHODS
-from npeff.explore.themes import Annotations
+from npeff.explore.themes import Themes
 from npeff.share.hub import HUB_ID
 from npeff.store.layout import PERTURBATIONS, decomposition_names
 from npeff.store.run import Run
@@ -105,14 +105,14 @@ def _rate(rate: Rate | None) -> str:
 
 def _components(run: Run, analysis: Analysis) -> str:
     """Some components with their themes and a few top examples; those that have a theme first."""
-    themes = Annotations(run, analysis.name).current()
+    themes = Themes(run, analysis.name).current()
     texts, predictions = run.table["text"], run.table["prediction_text"]
     named = [component for component in analysis.component if component.number in themes]
     others = [component for component in highlights(analysis.component) if component.number not in themes]
     blocks: list[str | Table] = [f"The decomposition is {_inline(analysis.name)}."]
     for component in (named + others)[:SHOWN_COMPONENTS]:
         said = themes.get(component.number)
-        theme = f": {_inline(said.label)}" if said and said.label else ""
+        theme = f": {_inline(said.theme)}" if said and said.theme else ""
         automatic = " (automatic theme)" if said and theme and said.source != "person" else ""
         table = Table("", [Column("top example"), Column("prediction")])
         for n in component.orderings[0].top[:SHOWN_EXAMPLES]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from npeff.explore.themes import LONGEST, Annotations
+from npeff.explore.themes import LONGEST, Themes
 from npeff.store.layout import decomposition_folder
 from npeff.store.run import Run
 from npeff.study.answers import Sheet, read_sheets
@@ -60,14 +60,14 @@ def save_themes(path: str, key: Key, sheets: Sequence[Sheet]) -> int:
     for name, tensors in key.decompositions.items():
         if read_object(decomposition_folder(run.path, name) / "config.json").get("sha256") != tensors:
             raise UserError(f"Decomposition {name!r} of {path} was replaced since the kit was made: other components.")
-        journal = Annotations(run, name)
+        journal = Themes(run, name)
         for entry in key.groups:
             if entry.decomposition != name or entry.component is None:
                 continue
-            known = {(old.label, old.who, old.source) for old in journal.history(entry.component)}
+            known = {(old.theme, old.who, old.source) for old in journal.history(entry.component)}
             for sheet in sheets:
                 answer = sheet.answers.get(entry.number)
-                theme = shorten(answer.words, LONGEST["label"]) if answer is not None else ""
+                theme = shorten(answer.words, LONGEST["theme"]) if answer is not None else ""
                 if answer is None or not theme or (theme, sheet.who, sheet.source) in known:
                     continue
                 note = f"{answer.theme}, in a blind study of groups of {len(entry.examples)}"

@@ -5,10 +5,9 @@ route("compare", compareView);
 route("tree", treeView);
 
 const SHOWN = 100;
-const flagsOf = (table, j) => ({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] });
 // The overview table of a decomposition, with the themes of its components.
 async function themedTable(d) {
-  const [table, themes] = await Promise.all([load(`${d}/components`), themesOf(run.decompositions[d])]);
+  const [table, themes] = await Promise.all([tableOf(d), themesOf(run.decompositions[d])]);
   return { ...table, themes };
 }
 // Makes `d` the decomposition of the header, as the addresses of these pages begin with no decomposition.
@@ -53,18 +52,18 @@ async function compareView(d, argument) {
   choose(0);
   return [head, pairCards(pair), tuningTable(a, b),
     el("h2", {}, "Matched components"),
-    el("p", { class: "quiet" }, "One to one, so that the similarities (|cos|) add up to the most."),
+    el("p", { class: "quiet" }, "One to one, so that the similarities add up to the most. ", what("similarity")),
     tabs.length > 1 ? el("div", { class: "tabs", role: "group", "aria-label": "Match by" }, tabs) : null,
     place, all];
 }
 
 function pairCards(pair) {
-  const card = (title, value, about) => el("div", { class: "card" }, el("span", { class: "quiet" }, title), el("b", {}, value), el("span", { class: "quiet small" }, about));
+  const card = (word, title, value, about) => el("div", { class: "card" }, el("span", { class: "quiet" }, worded(word, title)), el("b", {}, value), el("span", { class: "quiet small" }, about));
   return el("div", { class: "cards" },
-    card("coefficients", similar(pair.coefficients), "mean similarity of matched components"),
-    pair.components === null ? null : card("vectors", similar(pair.components), "the same, matched by the components themselves"),
-    card("found again", similar(pair.best), "mean over all components of the largest similarity"),
-    pair.splits ? card("splits that keep their prediction", percent(pair.kept / pair.splits), `${pair.kept} of ${pair.splits} splits of prediction-tuned components`) : null);
+    card("similarity of coefficients", "coefficients", similar(pair.coefficients), "mean similarity of matched components"),
+    pair.components === null ? null : card("similarity of vectors", "vectors", similar(pair.components), "the same, matched by the components themselves"),
+    card("found again", "found again", similar(pair.best), "mean over all components of the largest similarity"),
+    pair.splits ? card("splits that keep their prediction", "splits that keep their prediction", percent(pair.kept / pair.splits), `${pair.kept} of ${pair.splits} splits of prediction-tuned components`) : null);
 }
 
 function tuningTable(a, b) {
@@ -74,7 +73,7 @@ function tuningTable(a, b) {
     ...Object.keys(KINDS).map((kind) => [`${KINDS[kind]}-tuned`, (d) => share(d.tunings[kind])]), ["explained", (d) => percent(d.explained)]];
   return el("div", { class: "scroll narrow" }, el("table", { id: "tunings" },
     el("thead", {}, el("tr", {}, el("td"), both.map((d) => el("th", { scope: "col", class: "number" }, el("a", { href: `#/d/${encodeURIComponent(d.name)}` }, d.name))))),
-    el("tbody", {}, lines.map(([title, of]) => el("tr", {}, el("th", { scope: "row" }, title), both.map((d) => el("td", { class: "number" }, of(d))))))));
+    el("tbody", {}, lines.map(([title, of]) => el("tr", {}, el("th", { scope: "row" }, WORDS[title] ? worded(title) : title), both.map((d) => el("td", { class: "number" }, of(d))))))));
 }
 
 const componentCell = (d, table, j) => el("td", { class: "half" }, el("a", { href: linkTo(d, j) }, `Component ${j}`), " ", themeChip(table.themes.get(j)), badges(flagsOf(table, j)),
@@ -155,7 +154,7 @@ async function treeView(d, argument) {
   show(start);
   return [
     el("div", { class: "title" }, el("h1", {}, "Split tree"), el("nav", { "aria-label": "Tree" }, el("a", { href: home(), rel: "up" }, "all components"))),
-    el("p", { class: "quiet" }, "With more components, general ones split into more specific ones. Each component hangs on the most similar one of the decomposition before it; the wider the line, the more similar their coefficients."),
+    el("p", { class: "quiet" }, "With more components, general ones split into more specific ones. Each component hangs on the most similar one of the decomposition before it; the wider the line, the more similar their coefficients. A component without a theme is called by the ", tablesOf.some((table) => table.labels.some((counts) => counts.length)) ? "labels" : "predictions", " of its top examples."),
     el("div", { class: "tools" }, run.chains.length > 1 ? which : null, family),
     place, tuningLegend(),
   ];
@@ -171,8 +170,8 @@ function tuningLegend() {
 // Nodes {d, j, level, children, similarity, ...}; returns those without a parent, coarse ones first.
 function splitTree(chain, tablesOf, pairs) {
   const levels = chain.map((d, level) => tablesOf[level].energy.map((energy, j) => {
-    const table = tablesOf[level], most = table.predictions[j].length ? table.predictions[j][0][0] : "";
-    const name = themeText(table.themes.get(j)) || visible(most).trim();
+    const table = tablesOf[level], counts = table.labels[j].length ? table.labels[j] : table.predictions[j];
+    const name = themeText(table.themes.get(j)) || visible(most(counts)).replace(/\s+/g, " ").trim();
     return { d, j, level, energy, children: [], similarity: null, kind: tuningOf(table, j), label: `${j} ${name}`.trim(), text: table.first[j] };
   }));
   const roots = [...levels[0]];

@@ -10,7 +10,8 @@ const componentSections = { main: [themeSection, examplesSection], side: [crossS
 async function componentView(d, argument) {
   const j = Number(argument);
   if (!Number.isInteger(j) || j < 0 || j >= d.components) throw new Error(`There is no component ${argument} in ${d.name}.`);
-  const [page, table, themes] = await Promise.all([load(`${current}/component/${j}`), load(`${current}/components`), themesOf(d)]);
+  const [page, table, themes] = await Promise.all([load(`${current}/component/${j}`), tableOf(current), themesOf(d)]);
+  const [{ quantiles }] = page.component.orderings;
   const shows = [];
   const title = el("span", { id: "component-theme" });
   const context = { d, j, table, themes, title, ordering: (show) => { shows.push(show); show(page.orderings[0]); } };
@@ -21,13 +22,13 @@ async function componentView(d, argument) {
   } }, ordering.order));
   return [
     el("div", { class: "title" }, el("h1", {}, `Component ${j}`), title,
-      el("span", {}, badges({ prediction: page.prediction_tuned, label: page.label_tuned, lnp: page.lnp_tuned })),
+      el("span", {}, badges(flagsOf(table, j))),
       el("nav", { "aria-label": "Components" },
         j > 0 ? el("a", { href: componentLink(j - 1), rel: "prev" }, `← ${j - 1}`) : null,
         el("a", { href: home(), rel: "up" }, "all components"),
         j + 1 < d.components ? el("a", { href: componentLink(j + 1), rel: "next" }, `${j + 1} →`) : null)),
-    el("p", { class: "quiet" }, `energy ${percent(page.energy, 2)} · active in ${percent(page.density)} of the examples`,
-      page.quantiles.length ? ` · median coefficient ${decimals(page.quantiles[2])}, largest ${decimals(page.quantiles[6])}` : ""),
+    el("p", { class: "quiet" }, worded("energy"), ` ${percent(table.energy[j], 2)} · active in ${percent(table.density[j])} of the examples `, what("density"),
+      quantiles.length ? ` · median coefficient ${decimals(quantiles[2])}, largest ${decimals(quantiles[6])}` : ""),
     el("div", { class: "columns" },
       el("div", {}, tabs.length > 1 ? el("div", { class: "tabs", role: "group", "aria-label": "Rank by" }, tabs) : null, await made(componentSections.main)),
       el("aside", {}, await made(componentSections.side))),
@@ -47,28 +48,38 @@ function crossSection(page, context) {
 }
 
 function histogramSection(page) {
-  return el("section", {}, el("h2", {}, "Coefficients"), columns(page.histogram),
+  return el("section", {}, el("h2", {}, worded("coefficient", "Coefficients")), columns(page.histogram),
     el("p", { class: "quiet small" }, `${number(page.histogram.zero)} examples with 0 not drawn`));
 }
 
 function correlatedSection(page, { table, themes }) {
-  const related = page.correlated.map((k, n) => [k, page.correlation[n]]).filter(([, r]) => Math.abs(r) >= 0.005);
+  const related = page.component.correlated.map((k, n) => [k, page.component.correlation[n]]).filter(([, r]) => Math.abs(r) >= 0.005);
   if (!related.length) return null;
-  return el("section", {}, el("h2", {}, "Most correlated"), el("ul", { class: "list" }, related.map(([k, r]) => el("li", {},
+  return el("section", {}, el("h2", {}, worded("correlation", "Most correlated")), el("ul", { class: "list" }, related.map(([k, r]) => el("li", {},
     el("a", { href: componentLink(k) }, `Component ${k}`), ` ${r.toFixed(2)} `, themeChip(themes.get(k)),
-    badges({ prediction: table.prediction[k], label: table.label[k], lnp: table.lnp[k] }),
+    badges(flagsOf(table, k)),
     el("span", { class: "quiet small one-line", dir: "auto" }, visible(table.first[k]))))));
 }
+
+const FEW = 5; // top examples that a narrow screen shows at first
+const narrow = () => window.matchMedia("(max-width: 760px)").matches;
 
 function exampleLists(page, ordering) {
   if (!ordering.active) return [el("p", { class: "quiet" }, "No example has this component.")];
   return ordering.lists.flatMap((list, n) => {
+    // on a narrow screen what stands beside the examples comes below them, and should not be far away
+    const few = n === 0 && narrow() ? FEW : list.examples.length;
     const title = n === 0 ? `Top ${list.examples.length} of ${number(ordering.active)} active examples`
       : `Lower down: from place ${number(list.place + 1)} (${percent(list.place / ordering.active, 0)} of the way)`;
     const items = el("ol", { class: "list" }, list.examples.map((i, k) => exampleItem(i, page.shown[i],
-      [`coefficient ${decimals(list.coefficients[k])}`, list.shares ? [bar(list.shares[k]), ` explains ${percent(list.shares[k])}`] : null])));
-    return [el("h2", {}, title), asTable(items, () => [["place", "example", "text", "label", "prediction", "probability", "coefficient", "share"],
-      ...list.examples.map((i, k) => [list.place + k + 1, i, ...page.shown[i], list.coefficients[k], list.shares ? list.shares[k] : ""])])];
+      [`coefficient ${decimals(list.coefficients[k])}`, list.shares ? [bar(list.shares[k]), ` share ${percent(list.shares[k])}`] : null])));
+    const rest = [...items.children].slice(few);
+    rest.forEach((item) => { item.hidden = true; });
+    const more = el("button", { type: "button", onclick: () => { rest.forEach((item) => { item.hidden = false; }); more.remove(); } }, `Show all ${list.examples.length}`);
+    const table = asTable(items, () => [["place", "example", "text", "label", "prediction", "probability", "coefficient", "share"],
+      ...list.examples.map((i, k) => [list.place + k + 1, i, ...page.shown[i], list.coefficients[k], list.shares ? list.shares[k] : ""])]);
+    if (n && narrow()) return el("details", {}, el("summary", {}, title), table);
+    return [el("h2", {}, title), n === 0 && list.shares ? el("p", { class: "quiet small" }, worded("coefficient"), " · ", worded("share")) : null, table, rest.length ? el("p", {}, more) : null].filter(Boolean);
   });
 }
 

@@ -26,6 +26,14 @@ function load(key) {
   return waiting.get(key).promise;
 }
 
+// The table of components of decomposition number d: what the analysis says of them as columns, too.
+const COLUMNS = { prediction: "prediction_tuned", label: "label_tuned", lnp: "lnp_tuned", energy: "energy", density: "density", prediction_purity: "prediction_purity", label_purity: "label_purity" };
+async function tableOf(d) {
+  const table = await load(`${d}/components`);
+  if (!table.energy) for (const [column, name] of Object.entries(COLUMNS)) table[column] = table.components.map((component) => component[name]);
+  return table;
+}
+
 // --- small helpers ------------------------------------------------------------------------------------------------
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -61,17 +69,14 @@ function bar(share) {
 }
 
 const KINDS = { prediction: "prediction", label: "label", lnp: "LnP" };
-const MEANING = {
-  prediction: "all top examples have the same prediction",
-  label: "all top examples have the same label",
-  lnp: "all top examples have the same label, but not the same prediction",
-};
 function badges(flags) {
   if (flags.prediction === null) return el("span", { class: "badge none", title: "too few active examples" }, "too few");
   const shown = Object.keys(KINDS).filter((kind) => flags[kind] && !(kind === "label" && flags.lnp));
   if (!shown.length) return el("span", { class: "badge none" }, "not tuned");
-  return shown.map((kind) => el("span", { class: `badge ${kind}`, title: MEANING[kind] }, KINDS[kind]));
+  return shown.map((kind) => el("span", { class: `badge ${kind}`, title: WORDS[`${KINDS[kind]}-tuned`] }, KINDS[kind]));
 }
+
+const flagsOf = (table, j) => ({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] });
 
 // --- where we are -------------------------------------------------------------------------------------------------
 
@@ -86,10 +91,10 @@ const exampleLink = (i) => `${home()}/e/${i}`;
 const routes = new Map();
 const route = (view, show) => routes.set(view, show);
 
-// Addresses are #/d/DECOMPOSITION/VIEW/ARGUMENT; #/VIEW/ARGUMENT means the first decomposition.
+// Addresses are #/d/DECOMPOSITION/VIEW/ARGUMENT; #/VIEW/ARGUMENT means the default one.
 function parse(hash) {
   const parts = hash.replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
-  if (parts[0] !== "d") parts.unshift("d", run.decompositions[0].name);
+  if (parts[0] !== "d") parts.unshift("d", run.decompositions[run.default].name);
   const found = run.decompositions.findIndex((d) => d.name === parts[1]);
   return { d: Math.max(found, 0), show: found < 0 ? null : routes.get(parts[2] || ""), argument: parts.slice(3).join("/") };
 }
@@ -109,6 +114,7 @@ async function draw() {
     content = [el("h1", {}, "Not found"), el("p", {}, error.message), el("p", {}, el("a", { href: "#/" }, "To the overview"))];
   }
   if (ticket !== drawn) return; // the reader has gone on meanwhile
+  $("meaning").replaceChildren();
   $("main").replaceChildren(...[content].flat(Infinity).filter(Boolean));
   document.title = `${$("main").querySelector("h1").textContent} · npeff`;
   window.scrollTo(0, 0);
@@ -120,14 +126,14 @@ async function draw() {
 function remember(name, value) { try { localStorage.setItem(name, value); } catch { /* not from every disk */ } }
 function remembered(name) { try { return localStorage.getItem(name); } catch { return null; } }
 
-function startTheme() {
+function startScheme() {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const apply = () => { document.documentElement.dataset.theme = remembered("npeff-theme") || (dark.matches ? "dark" : "light"); };
+  const apply = () => { document.documentElement.dataset.scheme = remembered("npeff-scheme") || (dark.matches ? "dark" : "light"); };
   dark.addEventListener("change", apply);
-  $("theme").addEventListener("click", () => {
-    const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-    remember("npeff-theme", theme);
-    document.documentElement.dataset.theme = theme;
+  $("scheme").addEventListener("click", () => {
+    const scheme = document.documentElement.dataset.scheme === "dark" ? "light" : "dark";
+    remember("npeff-scheme", scheme);
+    document.documentElement.dataset.scheme = scheme;
   });
   apply();
 }
@@ -144,10 +150,11 @@ function onKey(event) {
 }
 
 async function start() {
-  startTheme();
+  startScheme();
   document.documentElement.dataset.served = String(SERVED);
   $("try-link").hidden = !SERVED;
   run = await load("run");
+  run.decompositions = run.decompositions.map(({ analysis, ...rest }) => ({ ...analysis, ...rest }));
   const facts = Object.fromEntries(run.facts);
   $("run-name").textContent = visible(`${facts.task} · ${String(facts.model).split("/").pop()}`);
   $("pick").append(...run.decompositions.map((d, n) => el("option", { value: n }, d.name)));

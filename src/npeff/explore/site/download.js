@@ -60,7 +60,7 @@ function give(blob, name) {
 
 function headingOf(node) {
   const before = [...$("main").querySelectorAll("h2, h3")].filter((heading) => heading.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING);
-  return before.length ? before[before.length - 1].textContent : "";
+  return before.length ? before[before.length - 1].textContent.trim() : "";
 }
 
 function fileName(node, ending) {

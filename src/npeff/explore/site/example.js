@@ -7,7 +7,7 @@ async function exampleView(d, argument) {
   const i = Number(argument);
   if (!Number.isInteger(i) || i < 0 || i >= run.examples) throw new Error(`There is no example ${argument}.`);
   const block = Math.floor(i / run.block), at = i % run.block;
-  const [texts, parts, table, themes] = await Promise.all([load(`examples/${block}`), load(`${current}/examples/${block}`), load(`${current}/components`), themesOf(d)]);
+  const [texts, parts, table, themes] = await Promise.all([load(`examples/${block}`), load(`${current}/examples/${block}`), tableOf(current), themesOf(d)]);
   const components = parts.components[at], coefficients = parts.coefficients[at], shares = parts.shares[at];
   const left = parts.residual[at];
   const stack = el("div", { class: "stack", role: "img", "aria-label": `Components explain ${percent(1 - left)} of this example` });
@@ -30,12 +30,12 @@ async function exampleView(d, argument) {
     texts.aside[at] ? el("p", {}, `Set aside: ${texts.aside[at]}. No component describes it.`) : [
       el("h2", {}, "Which components explain it"),
       shares ? stack : null,
-      el("p", { class: "quiet" }, `${percent(1 - left)} explained, ${percent(left)} left over; ${number(parts.used[at])} components are active`,
+      el("p", { class: "quiet" }, shares ? ["Each part of the bar is the ", worded("share"), " of a component. "] : null, `${percent(1 - left)} explained, ${percent(left)} left over `, what("left over"), `; ${number(parts.used[at])} components are active`,
         parts.used[at] > components.length ? `, the largest ${components.length} are listed.` : "."),
       asTable(el("ul", { class: "list" }, components.map((j, n) => el("li", {},
-        el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)), badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] }),
+        el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)), badges(flagsOf(table, j)),
         el("div", { class: "facts" }, el("span", {}, `coefficient ${decimals(coefficients[n])}`),
-          shares ? el("span", {}, bar(shares[n]), ` explains ${percent(shares[n])}`) : null),
+          shares ? el("span", {}, bar(shares[n]), ` share ${percent(shares[n])}`) : null),
         el("span", { class: "quiet small text", dir: "auto" }, visible(table.first[j]))))),
       () => [["component", "coefficient", "share"], ...components.map((j, n) => [j, coefficients[n], shares ? shares[n] : ""])]),
     ],

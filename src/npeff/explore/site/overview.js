@@ -6,33 +6,46 @@ const tables = {}; // state of each table of components: query, kind, sort, down
 route("", overview);
 
 async function overview(d) {
-  const [table, themes] = await Promise.all([load(`${current}/components`), themesOf(d)]);
+  const [table, themes] = await Promise.all([tableOf(current), themesOf(d)]);
   const context = { d, table, themes };
   return [
     el("h1", {}, `${d.components} components`),
     el("p", { class: "quiet" }, `${d.name}: method ${d.method}. Tuned: the top ${d.top} ${d.unique ? "distinct texts" : "examples"} agree.`,
-      d.left_out ? ` ${d.left_out} components with fewer active examples are left out of the shares.` : ""),
+      d.left_out ? ` ${d.left_out} components with fewer active examples are left out of the percentages.` : ""),
     await Promise.all(overviewSections.map((section) => section(d, context))),
   ];
 }
 
 // Functions (decomposition, {d, table, themes}) → an element, a list of them, or null; scripts of other pages add theirs.
-const overviewSections = [cardSection, mapSection, tableSection, methodSection];
+const overviewSections = [cardSection, startSection, mapSection, tableSection, methodSection];
 
 function cardSection(d) {
   const cards = Object.keys(KINDS).map((kind) => {
     const rate = d.tunings[kind];
     if (!rate || rate.share === null) return null;
-    return el("div", { class: "card", title: MEANING[kind] },
-      el("span", { class: `badge ${kind}` }, `${KINDS[kind]}-tuned`),
+    return el("div", { class: "card" },
+      el("span", { class: `badge ${kind}` }, `${KINDS[kind]}-tuned`), what(`${KINDS[kind]}-tuned`),
       el("b", {}, percent(rate.share)),
-      el("span", { class: "quiet small" }, `${rate.tuned} of ${rate.of}; 95%: ${percent(rate.low)} to ${percent(rate.high)}; by chance ${tiny(rate.expected)}`));
+      el("span", { class: "quiet small" }, `${rate.tuned} of ${rate.of} components; 95% interval ${percent(rate.low)} to ${percent(rate.high)}; by chance ${tiny(rate.expected)} `, what("by chance")));
   });
   const explained = d.explained === null ? null : el("div", { class: "card" },
-    el("span", { class: "quiet" }, "explained"), el("b", {}, percent(d.explained)),
-    el("span", { class: "quiet small" }, "of an example on average, 1 − residual"));
+    el("span", { class: "quiet" }, worded("explained")), el("b", {}, percent(d.explained)),
+    el("span", { class: "quiet small" }, "of an example, on average"));
   return el("div", { class: "cards" }, cards, explained);
 }
+
+// The components to open first, as `npeff analyse` lists them.
+function startSection(d, { table, themes }) {
+  if (!table.highlights.length) return null;
+  return [el("h2", {}, "Where to start"),
+    el("p", { class: "quiet" }, "Components whose top examples agree most, LnP-tuned ones first, and no two about the same examples. A component's page has its examples: what do they have in common?"),
+    el("ul", { class: "list starts", id: "starts" }, table.highlights.map((j) => el("li", {},
+      el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)), badges(flagsOf(table, j)),
+      el("div", { class: "facts" }, table.labels[j].length ? el("span", { dir: "auto" }, `labels ${visible(most(table.labels[j]))}`) : null,
+        el("span", { dir: "auto" }, `predictions ${visible(most(table.predictions[j]))}`), table.kl_ratio && table.kl_ratio[j] !== null ? el("span", {}, `KL ratio ${times(table.kl_ratio[j])}`) : null),
+      el("span", { class: "quiet small text", dir: "auto" }, visible(table.first[j])))))];
+}
+const most = (counts) => counts.map(([name, n]) => `${name} ${n}`).join(", ");
 
 function mapSection(d, { table, themes }) {
   return el("div", { class: "columns" },
@@ -43,13 +56,13 @@ function mapSection(d, { table, themes }) {
     el("aside", {},
       el("section", {}, el("h2", {}, "Run"),
         el("dl", {}, run.facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, visible(String(number(value))))]))),
-      el("section", {}, el("h2", {}, "Loss per example"), d.losses.length > 1 ? curve(d.losses) : el("p", { class: "quiet" }, "No history."),
+      el("section", {}, el("h2", {}, worded("loss", "Loss per example")), d.losses.length > 1 ? curve(d.losses) : el("p", { class: "quiet" }, "No history."),
         d.verdict ? el("p", { class: "quiet small" }, d.verdict) : null)));
 }
 
 function tableSection(d, { table, themes }) {
   return [el("h2", {}, "Components"),
-    themes.problem ? el("p", { class: "problem", role: "alert" }, `Labels cannot be shown. ${visible(themes.problem)}`) : null,
+    themes.problem ? el("p", { class: "problem", role: "alert" }, `Themes cannot be shown. ${visible(themes.problem)}`) : null,
     componentTable(d, table, themes)];
 }
 
@@ -61,7 +74,7 @@ function methodTable() {
   const share = (rate) => el("td", { class: "number", title: rate ? `by chance ${tiny(rate.expected)}` : "" }, percent(rate ? rate.share : null));
   const heads = [["name", ""], ["method", ""], ["components", "number"], ["left out", "number"], ["prediction-tuned", "number"], ["label-tuned", "number"], ["LnP-tuned", "number"], ["explained", "number"]];
   return el("div", { class: "scroll" }, el("table", { id: "methods" },
-    el("thead", {}, el("tr", {}, heads.map(([title, kind]) => el("th", { scope: "col", class: kind }, title)))),
+    el("thead", {}, el("tr", {}, heads.map(([title, kind]) => el("th", { scope: "col", class: kind }, WORDS[title] ? worded(title) : title)))),
     el("tbody", {}, run.decompositions.map((d) => el("tr", {},
       el("td", {}, el("a", { href: `#/d/${encodeURIComponent(d.name)}` }, d.name)), el("td", {}, d.method),
       el("td", { class: "number" }, String(d.components)), el("td", { class: "number" }, String(d.left_out)),
@@ -75,7 +88,6 @@ function componentTable(d, table, themes) {
   const themed = SERVED || themes.size > 0;
   const theme = Array.from({ length: count }, (_, j) => themeText(themes.get(j)));
   const labelled = table.label_purity.some((value) => value !== null);
-  const most = (counts) => counts.map(([name, n]) => `${name} ${n}`).join(", ");
   const haystack = Array.from({ length: count }, (_, j) => `${j} ${theme[j]} ${themes.has(j) ? themes.get(j).note : ""} ${most(table.labels[j])} ${most(table.predictions[j])} ${table.first[j]}`.toLowerCase());
   const heads = [
     ["number", "component", "number"], ...(themed ? [["theme", "theme", ""]] : []), ["tuned", "tuned", ""], ["energy", "energy", "number"], ["density", "density", "number optional"],
@@ -104,7 +116,7 @@ function componentTable(d, table, themes) {
       state.down = state.sort === name ? !state.down : !["number", "theme", "first"].includes(name);
       state.sort = name;
       show();
-    } }, title))));
+    } }, title), WORDS[title] ? [" ", what(title)] : null)));
 
   function show() {
     const words = state.query.toLowerCase().split(/\s+/).filter(Boolean);
@@ -118,7 +130,7 @@ function componentTable(d, table, themes) {
     body.replaceChildren(...rows.slice(0, state.shown).map((j) => el("tr", {},
       el("td", { class: "number" }, el("a", { href: componentLink(j) }, String(j))),
       themed ? el("td", { class: "theme-cell" }, themeChip(themes.get(j))) : null,
-      el("td", {}, badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] })),
+      el("td", {}, badges(flagsOf(table, j))),
       el("td", { class: "number" }, bar(table.energy[j] / largest), ` ${percent(table.energy[j], 2)}`),
       el("td", { class: "number optional" }, percent(table.density[j])),
       labelled ? el("td", { class: "number optional", title: most(table.labels[j]) }, percent(table.label_purity[j], 0)) : null,

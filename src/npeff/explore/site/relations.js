@@ -5,29 +5,30 @@ const linkTo = (d, j) => `#/d/${encodeURIComponent(run.decompositions[d].name)}/
 const compareLink = (a, b) => `#/compare/${[a, b].map((d) => encodeURIComponent(run.decompositions[d].name)).join("/")}`;
 const treeLink = (d, j) => `#/tree/${encodeURIComponent(run.decompositions[d].name)}${j === undefined ? "" : `/${j}`}`;
 const inChain = (d) => run.chains.some((chain) => chain.includes(d));
-const times = (value) => (value === null ? "–" : Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(3))));
-const similar = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
+const times = (value) => (!Number.isFinite(value) ? "–" : Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(3))));
+const similar = (value) => (!Number.isFinite(value) ? "–" : value.toFixed(2));
 
-componentSections.side.splice(2, 0, perturbationSection, seedSection, methodsSection, parentSection, splitSection);
+componentSections.side.splice(0, 0, perturbationSection);
+componentSections.side.splice(3, 0, seedSection, methodsSection, parentSection, splitSection);
 overviewSections.push(perturbationsOverview, pairsOverview);
 
 // --- perturbations ------------------------------------------------------------------------------------------------
 
-const chosenPerturbation = {}; // label that the reader chose last, per decomposition
+const chosenPerturbation = {}; // name that the reader chose last, per decomposition
 
 function perturbationSection(page, { d }) {
   const all = page.perturbations;
   if (!all.length) return null;
   const measured = el("div"), where = el("div");
   const show = (found) => { measured.replaceChildren(...perturbationBody(found)); where.replaceChildren(...whereBody(found)); };
-  const ratio = (found) => found.outcomes[found.best].ratio;
+  const ratio = ({ record }) => record.best.ratio;
   const largest = all.reduce((a, b) => (ratio(b) > ratio(a) ? b : a));
-  const start = all.indexOf(all.find((found) => found.label === chosenPerturbation[d.name]) || largest);
+  const start = all.indexOf(all.find((found) => found.about.name === chosenPerturbation[d.name]) || largest);
   const tabs = all.map((found, n) => el("button", { type: "button", "aria-pressed": String(n === start), onclick: () => {
-    chosenPerturbation[d.name] = found.label;
+    chosenPerturbation[d.name] = found.about.name;
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(i === n)));
     show(found);
-  } }, found.label));
+  } }, found.about.name));
   show(all[start]);
   return [
     el("section", { id: "perturbed" }, el("h2", {}, "Perturbed"), all.length > 1 ? el("div", { class: "tabs", role: "group", "aria-label": "Perturbation" }, tabs) : null, measured),
@@ -36,26 +37,28 @@ function perturbationSection(page, { d }) {
 }
 
 function perturbationBody(found) {
-  const best = found.outcomes[found.best];
-  const orders = new Set(found.outcomes.map((outcome) => outcome.order)).size > 1;
+  const { best, outcomes, fidelity } = found.record;
+  const points = found.record.curve.map(({ magnitude, ratio }) => [magnitude, ratio]).filter((point) => point.every(Number.isFinite));
+  const orders = new Set(outcomes.map((outcome) => outcome.order)).size > 1;
   const signed = (outcome) => (outcome.sign > 0 ? "+" : "−") + (orders ? ` ${outcome.order}` : "");
   const before = (pair) => (pair ? `${percent(pair[0], 0)} → ${percent(pair[1], 0)}` : "–");
   const lines = [
-    ["KL ratio", (one) => times(one.ratio)], ["predicted to second order", (one) => times(one.predicted_ratio)],
-    ["KL of top examples", (one) => times(one.top_kl)], ["KL of the next in rank", (one) => times(one.related_kl)], ["KL of random examples", (one) => times(one.random_kl)],
-    ["flipped of the top", (one) => `${one.flipped.top} of ${found.top}`], ["flipped of random ones", (one) => `${one.flipped.random} of ${found.random}`],
-    ["accuracy on the top", (one) => before(one.accuracy.top)], ["accuracy on random ones", (one) => before(one.accuracy.random)],
-    ["norm ratio", (one) => times(one.norm_ratio)], ["length of the change", (one) => times(one.magnitude)],
+    ["KL ratio", "KL ratio", (one) => times(one.ratio)], ["predicted to second order", "predicted to second order", (one) => times(one.predicted_ratio)],
+    ["KL of top examples", "KL of top examples", (one) => times(one.top_kl)], ["KL of the next in rank", "KL of the next in rank", (one) => times(one.related_kl)],
+    ["KL of random examples", "KL of random examples", (one) => times(one.random_kl)],
+    ["flipped", "flipped of the top", (one) => `${one.flipped.top} of ${found.about.top}`], ["flipped", "flipped of random ones", (one) => `${one.flipped.random} of ${found.about.random}`],
+    ["accuracy", "accuracy on the top", (one) => before(one.accuracy.top)], ["accuracy", "accuracy on random ones", (one) => before(one.accuracy.random)],
+    ["norm ratio", "norm ratio", (one) => times(one.norm_ratio)], ["length of the change", "length of the change", (one) => times(one.magnitude)],
   ];
-  const kind = (one) => (one === best ? "number best" : "number");
+  const kind = (one) => (one.sign === best.sign && one.order === best.order ? "number best" : "number");
   return [
     el("p", {}, el("b", { class: "large" }, `${times(best.ratio)}×`), " as much change in its top examples as in random ones",
-      el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). Their Fishers are ${times(best.norm_ratio)}× as large to begin with.`)),
+      el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). Any change moves them ${times(best.norm_ratio)}× as much as random ones (norm ratio).`)),
     el("div", { class: "scroll" }, el("table", { class: "tight" },
-      el("thead", {}, el("tr", {}, el("td", {}, "sign"), found.outcomes.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
-      el("tbody", {}, lines.map(([title, of]) => el("tr", {}, el("th", { scope: "row" }, title), found.outcomes.map((one) => el("td", { class: kind(one) }, of(one)))))))),
-    el("p", { class: "quiet small" }, `${found.label}: direction ${found.direction}, ${found.way}, compared at ${found.at}; fidelity ${similar(found.fidelity)}`),
-    found.curve.length > 1 ? [el("h3", {}, "Ratio against length of the change"), ratioCurve(found.curve)] : null,
+      el("thead", {}, el("tr", {}, el("td", {}, worded("sign")), outcomes.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
+      el("tbody", {}, lines.map(([word, title, of]) => el("tr", {}, el("th", { scope: "row" }, worded(word, title)), outcomes.map((one) => el("td", { class: kind(one) }, of(one)))))))),
+    el("p", { class: "quiet small" }, `${found.about.name}: direction ${found.about.direction} `, what("direction"), `, ${found.about.way}, compared at ${found.about.at}; fidelity ${similar(fidelity)} `, what("fidelity")),
+    points.length > 1 ? [el("h3", {}, "Ratio against length of the change"), ratioCurve(points)] : null,
   ].flat().filter(Boolean);
 }
 
@@ -85,11 +88,11 @@ function whereBody(found) {
   return [
     heatMap(found.heat, (text) => { said.textContent = text; }),
     said,
-    el("p", { class: "quiet small" }, "Share of the squared length of the change, by layer and kind of module. Point at a cell, or use the arrow keys."),
-    found.largest.length ? el("details", {}, el("summary", {}, `The ${found.largest.length} largest entries`),
+    el("p", { class: "quiet small" }, "Part of the squared length of the change, by layer and kind of module. Point at a cell, or use the arrow keys."),
+    found.record.largest.length ? el("details", {}, el("summary", {}, `The ${found.record.largest.length} largest entries`),
       el("div", { class: "scroll" }, el("table", { class: "tight" },
         el("thead", {}, el("tr", {}, ["parameter", "index", "value"].map((title, n) => el("th", { scope: "col", class: n ? "number" : "" }, title)))),
-        el("tbody", {}, found.largest.map(([parameter, index, value]) => el("tr", {},
+        el("tbody", {}, found.record.largest.map(({ parameter, index, value }) => el("tr", {},
           el("td", {}, parameter), el("td", { class: "number" }, index.join(", ")), el("td", { class: "number" }, times(value)))))))) : null,
   ].filter(Boolean);
 }
@@ -169,7 +172,7 @@ function relative(other, [k, coefficients, vectors, prediction, label, lnp, most
 function relationSection(id, title, entries, context, more) {
   if (!entries.length) return null;
   const own = run.decompositions.indexOf(context.d);
-  return el("section", { id }, el("h2", {}, title), more,
+  return el("section", { id }, el("h2", {}, worded("similarity of coefficients", title)), more,
     entries.map((entry) => [
       el("h3", { class: "ends" }, el("span", {}, el("a", { href: `#/d/${encodeURIComponent(run.decompositions[entry.other].name)}` }, run.decompositions[entry.other].name),
         entry.kind === "splits" ? el("span", { class: "quiet" }, ` ${entry.count} split${entry.count === 1 ? "" : "s"}`) : null), el("a", { class: "small", href: compareLink(own, entry.other) }, "compare")),
@@ -204,15 +207,23 @@ function splitSection(page, context) {
 // --- on the overview ----------------------------------------------------------------------------------------------
 
 function perturbationsOverview(d, { table }) {
-  if (!table.perturbations) return null;
-  const heads = [["label", ""], ["direction", ""], ["way", ""], ["compared at", ""], ["components", "number"], ["KL ratio", "number"], ["predicted", "number"], ["norm ratio", "number"]];
+  if (!table.perturbations.length) return perturbedElsewhere();
+  const heads = [["name", ""], ["direction", ""], ["way", ""], ["compared at", ""], ["components", "number"], ["KL ratio", "number"], ["predicted to second order", "number"], ["norm ratio", "number"]];
   return [el("h2", {}, "Perturbations"),
     el("div", { class: "scroll" }, el("table", { id: "perturbations" },
-      el("thead", {}, el("tr", {}, heads.map(([title, kind]) => el("th", { scope: "col", class: kind }, title)))),
-      el("tbody", {}, table.perturbations.map((line) => el("tr", {}, el("th", { scope: "row" }, line.label),
-        [line.direction, line.way, line.at].map((text) => el("td", {}, text)),
-        [line.components, times(line.kl_ratio), times(line.predicted_ratio), times(line.norm_ratio)].map((text) => el("td", { class: "number" }, text))))))),
-    el("p", { class: "quiet small" }, "KL ratio: how much more the predictions of a component's top examples change than those of random ones; geometric means over components.")];
+      el("thead", {}, el("tr", {}, heads.map(([title, kind, word = title]) => el("th", { scope: "col", class: kind }, WORDS[word] ? worded(word, title) : title)))),
+      el("tbody", {}, table.perturbations.map((line) => el("tr", {}, el("th", { scope: "row" }, line.about.name),
+        [line.about.direction, line.about.way, line.about.at].map((text) => el("td", {}, text)),
+        [line.summary.components, times(line.summary.kl_ratio), times(line.summary.predicted_ratio), times(line.summary.norm_ratio)].map((text) => el("td", { class: "number" }, text))))))),
+    el("p", { class: "quiet small" }, "Geometric means over the components that were perturbed.")];
+}
+
+// Where perturbations are, on the overview of a decomposition that has none.
+function perturbedElsewhere() {
+  const others = run.decompositions.filter((other) => other.perturbed);
+  if (!others.length) return null;
+  return [el("h2", {}, "Perturbations"), el("p", { id: "elsewhere" }, "No component of this decomposition was perturbed. There are perturbations of ",
+    others.map((other, n) => [n ? ", " : "", el("a", { href: `#/d/${encodeURIComponent(other.name)}` }, other.name), ` (${other.perturbed} component${other.perturbed === 1 ? "" : "s"})`]), ".")];
 }
 
 function pairsOverview(d) {
@@ -226,9 +237,9 @@ function pairsOverview(d) {
 
 // Lines [a, b, pair] of the run's pairs.
 function pairTable(lines) {
-  const heads = [["compare", ""], ["components", "number"], ["coefficients", "number"], ["vectors", "number"], ["splits keep their prediction", "number"]];
+  const heads = [["compare", ""], ["components", "number"], ["coefficients", "number", "similarity of coefficients"], ["vectors", "number", "similarity of vectors"], ["splits keep their prediction", "number", "splits that keep their prediction"]];
   return el("div", { class: "scroll" }, el("table", { class: "pairs" },
-    el("thead", {}, el("tr", {}, heads.map(([title, kind]) => el("th", { scope: "col", class: kind }, title)))),
+    el("thead", {}, el("tr", {}, heads.map(([title, kind, word = title]) => el("th", { scope: "col", class: kind }, WORDS[word] ? worded(word, title) : title)))),
     el("tbody", {}, lines.map(([a, b, line]) => el("tr", {},
       el("td", {}, el("a", { href: compareLink(a, b) }, `${run.decompositions[a].name} and ${run.decompositions[b].name}`)),
       el("td", { class: "number" }, `${run.decompositions[a].components} and ${run.decompositions[b].components}`),

@@ -1,46 +1,46 @@
 // Themes and notes that people give to components: from the export, or from the server, which takes edits.
 "use strict";
 
-// Component → annotation; `user` is who edits if no name is given. Where they cannot be read the page goes on without, and
-// `problem` says why.
+// Component → what is said about it {component, theme, note, who, when, source}; `user` is who edits if no name is
+// given. Where they cannot be read the page goes on without, and `problem` says why.
 async function themesOf(d) {
   try {
-    const { annotations, user } = SERVED ? await ask("state", { decomposition: d.name })
-      : { annotations: await load(`${run.decompositions.indexOf(d)}/labels`) };
-    return Object.assign(new Map(annotations.map((annotation) => [annotation.component, annotation])), { user });
+    const { themes, user } = SERVED ? await ask("state", { decomposition: d.name })
+      : { themes: await load(`${run.decompositions.indexOf(d)}/themes`) };
+    return Object.assign(new Map(themes.map((theme) => [theme.component, theme])), { user });
   } catch (error) {
     return Object.assign(new Map(), { problem: error.message });
   }
 }
 
-const themeText = (annotation) => (annotation && annotation.label ? visible(annotation.label) : "");
-function themeChip(annotation) {
-  if (!themeText(annotation)) return null;
-  return el("span", { class: isAutomatic(annotation) ? "theme automatic" : "theme", dir: "auto", title: signature(annotation) }, themeText(annotation));
+const themeText = (said) => (said && said.theme ? visible(said.theme) : "");
+function themeChip(said) {
+  if (!themeText(said)) return null;
+  return el("span", { class: isAutomatic(said) ? "theme automatic" : "theme", dir: "auto", title: signature(said) }, themeText(said));
 }
-const isAutomatic = (annotation) => annotation.source !== "person";
-const signature = (annotation) => `${isAutomatic(annotation) ? visible(annotation.source) : visible(annotation.who)}, ${annotation.when.replace("T", " ").slice(0, 16)} UTC`;
+const isAutomatic = (said) => said.source !== "person";
+const signature = (said) => `${isAutomatic(said) ? visible(said.source) : visible(said.who)}, ${said.when.replace("T", " ").slice(0, 16)} UTC`;
 
 const drafts = new Map(); // what is typed and not saved yet, so that a look at another page does not cost it
 window.addEventListener("beforeunload", (event) => { if (drafts.size) event.preventDefault(); });
 
 // The section of a component's page; the theme itself stands in `title`, beside the name.
 function themeSection(page, { d, j, themes, title }) {
-  if (themes.problem) return el("p", { class: "problem", role: "alert" }, `Labels cannot be shown. ${visible(themes.problem)}`);
+  if (themes.problem) return el("p", { class: "problem", role: "alert" }, `Themes cannot be shown. ${visible(themes.problem)}`);
   if (!SERVED && !themes.has(j)) return null;
-  const box = el("section", { class: "card annotation", "aria-label": "Theme and note" });
+  const box = el("section", { class: "card said", "aria-label": "Theme and note" });
   const key = `${d.name}/${j}`;
 
   function read() {
-    const annotation = themes.get(j);
-    title.replaceChildren(themeChip(annotation) || "");
+    const said = themes.get(j);
+    title.replaceChildren(themeChip(said) || "");
     box.replaceChildren(...[
-      annotation && annotation.note ? el("p", { class: "text", dir: "auto", id: "note" }, visible(annotation.note)) : null,
+      said && said.note ? el("p", { class: "text", dir: "auto", id: "note" }, visible(said.note)) : null,
       el("div", { class: "tools" },
-        SERVED ? el("button", { type: "button", id: "edit", onclick: edit }, annotation ? "Edit theme and note" : "Give it a theme") : null,
-        annotation ? el("span", { class: "quiet small", dir: "auto" }, `${isAutomatic(annotation) ? "automatic: " : ""}${signature(annotation)}`)
+        SERVED ? el("button", { type: "button", id: "edit", onclick: edit }, said ? "Edit theme and note" : "Give it a theme") : null,
+        said ? el("span", { class: "quiet small", dir: "auto" }, `${isAutomatic(said) ? "automatic: " : ""}${signature(said)}`)
           : el("span", { class: "quiet small" }, "What do its examples have in common? Say it in a few words.")),
-      SERVED && annotation ? earlier() : null,
+      SERVED && said ? earlier() : null,
     ].filter(Boolean));
   }
 
@@ -60,19 +60,19 @@ function themeSection(page, { d, j, themes, title }) {
   }
 
   function edit() {
-    const draft = drafts.get(key) || { label: themes.has(j) ? themes.get(j).label : "", note: themes.has(j) ? themes.get(j).note : "" };
-    const label = el("input", { id: "theme-input", maxlength: 200, autocomplete: "off", dir: "auto", placeholder: "as: praise that turns into blame" });
+    const draft = drafts.get(key) || { theme: themes.has(j) ? themes.get(j).theme : "", note: themes.has(j) ? themes.get(j).note : "" };
+    const theme = el("input", { id: "theme-input", maxlength: 200, autocomplete: "off", dir: "auto", placeholder: "as: praise that turns into blame" });
     const note = el("textarea", { id: "note-input", maxlength: 10000, rows: 4, dir: "auto" });
     const who = el("input", { id: "who-input", maxlength: 100, autocomplete: "name", dir: "auto", placeholder: visible(themes.user) });
-    label.value = draft.label;
+    theme.value = draft.theme;
     note.value = draft.note;
     who.value = remembered("npeff-who") || "";
-    const said = el("span", { role: "status", class: "quiet small" });
+    const status = el("span", { role: "status", class: "quiet small" });
     const save = el("button", { type: "submit", class: "primary" }, "Save");
     const close = () => { drafts.delete(key); read(); if ($("edit")) $("edit").focus(); };
     const form = el("form", {
       class: "editor",
-      oninput: () => drafts.set(key, { label: label.value, note: note.value }),
+      oninput: () => drafts.set(key, { theme: theme.value, note: note.value }),
       onkeydown: (event) => {
         if (event.key === "Escape") { event.preventDefault(); close(); }
         if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); form.requestSubmit(); }
@@ -80,27 +80,27 @@ function themeSection(page, { d, j, themes, title }) {
       onsubmit: async (event) => {
         event.preventDefault();
         save.disabled = true;
-        said.textContent = "Saving…";
+        status.textContent = "Saving…";
         try {
           const given = who.value.trim();
           remember("npeff-who", given);
-          const { value } = await tell("annotation", { decomposition: d.name, component: j, label: label.value, note: note.value, ...(given ? { who: given } : {}) });
-          if (value.label || value.note) themes.set(j, value);
+          const { value } = await tell("theme", { decomposition: d.name, component: j, theme: theme.value, note: note.value, ...(given ? { who: given } : {}) });
+          if (value.theme || value.note) themes.set(j, value);
           else themes.delete(j);
           close();
         } catch (error) {
-          said.textContent = `Not saved. ${error.message}`;
+          status.textContent = `Not saved. ${error.message}`;
           save.disabled = false;
         }
       },
     },
-    el("label", {}, "Theme", label),
+    el("label", {}, "Theme", theme),
     el("label", {}, "Note", note),
     el("label", {}, "Your name", who),
-    el("div", { class: "tools" }, save, el("button", { type: "button", onclick: close }, "Cancel"), said,
+    el("div", { class: "tools" }, save, el("button", { type: "button", onclick: close }, "Cancel"), status,
       el("span", { class: "quiet small" }, "Ctrl+Enter saves, Escape cancels; both empty removes.")));
     box.replaceChildren(form);
-    label.focus();
+    theme.focus();
   }
 
   read();

@@ -11,7 +11,7 @@ const letter = (n) => String.fromCharCode(65 + n);
 
 async function tryView(d, argument, wanted) {
   if (!SERVED) return [el("h1", {}, "Try your own text"), el("p", {}, "This needs the model: run npeff explore, which serves this page and loads it.")];
-  const [table, state, themes] = await Promise.all([load(`${current}/components`), ask("state", { decomposition: d.name }), themesOf(d)]);
+  const [table, state, themes] = await Promise.all([tableOf(current), ask("state", { decomposition: d.name }), themesOf(d)]);
   if (argument) {
     await startFrom(Number(argument), state.fields);
     history.replaceState(null, "", `${home()}/try`); // going back here later must not undo what was typed
@@ -123,7 +123,7 @@ function tried(result, table, themes) {
       el("th", { scope: "row", dir: "auto" }, el("span", { class: "chip" }, visible(answer))),
       result.probabilities.map((row) => answerCell(row, a))))),
     el("h2", {}, "Which components it uses"),
-    el("p", { class: "quiet small" }, result.asked.length > 1 ? "Coefficients, and how much of the text a component explains; ▲ and ▼ mark clear differences from A." : "Coefficients, and how much of the text a component explains."),
+    el("p", { class: "quiet small" }, worded("coefficient"), " and ", worded("share"), result.asked.length > 1 ? "; ▲ and ▼ mark clear differences from A." : "."),
     componentSides(result, table, themes, heads),
   ].filter(Boolean);
 }
@@ -142,7 +142,7 @@ function componentSides(result, table, themes, heads) {
     return el("td", { class: notable ? (change > 0 ? "more" : "less") : "" },
       value === 0 ? el("span", { class: "quiet" }, "0") : [bar(Math.abs(value) / largest), ` ${decimals(value)}`],
       notable ? el("span", { class: "change" }, ` ${change > 0 ? "▲" : "▼"} ${decimals(Math.abs(change))}`) : null,
-      value !== 0 && result.shares ? el("div", { class: "quiet small" }, `explains ${percent(result.shares[n][k])}`) : null);
+      value !== 0 && result.shares ? el("div", { class: "quiet small" }, `share ${percent(result.shares[n][k])}`) : null);
   };
   const tuned = (j) => (table.prediction[j] || table.label[j] ? badges({ prediction: table.prediction[j], label: table.label[j], lnp: table.lnp[j] }) : null);
   return sides("tried-components", "component", heads, [
@@ -150,6 +150,6 @@ function componentSides(result, table, themes, heads) {
       el("th", { scope: "row" }, el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)), tuned(j),
         el("span", { class: "quiet small one-line", dir: "auto" }, visible(table.first[j]))),
       result.asked.map((_, n) => cell(n, k)))),
-    el("tr", {}, el("th", { scope: "row" }, "left over"), result.residual.map((left) => el("td", {}, bar(left), ` ${percent(left)}`))),
+    el("tr", {}, el("th", { scope: "row" }, worded("left over")), result.residual.map((left) => el("td", {}, bar(left), ` ${percent(left)}`))),
   ]);
 }
