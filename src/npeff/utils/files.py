@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
 import glob
 import hashlib
@@ -12,7 +11,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +162,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table, its head first, whole or not at all; None is an empty cell."""
-    with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
-        csv.writer(handle).writerows(rows)
 
 
 def write_json(path: Path, value: Any, sealed: bool = False) -> None:
