@@ -26,6 +26,7 @@ from npeff.decompose.initial import start_components
 from npeff.decompose.npeff import Npeff
 from npeff.store.rows import ArrayRows, RowSource
 from npeff.store.run import Run
+from npeff.store.schema import Manifest
 from npeff.store.shards import Shard
 from npeff.tasks.config import DataConfig
 
@@ -137,6 +138,7 @@ SHARD_EXAMPLES, DIM = 1024, 16_384
 WORKER = """
 import json, resource, sys
 from npeff.decompose import FitConfig, Npeff
+from npeff.store.schema import Manifest
 from npeff.store.run import Run
 fitted = Npeff(FitConfig(components=256, max_passes=2, tolerance=0)).fit(Run.open(sys.argv[1]).source("fisher"))
 print(json.dumps([fitted.history.loss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
@@ -156,7 +158,7 @@ def synthetic_run(path: Path, examples: int) -> Run:
     """A finished run of random rows, one per example."""
     examples -= examples % SHARD_EXAMPLES
     inputs = pa.table({"source_row": pa.array(range(examples)), "text": pa.array([""] * examples)})
-    manifest = {"identity": {"collected": ["fisher"]}, "config": {}, "task": {}, "shard_examples": SHARD_EXAMPLES}
+    manifest = Manifest({"collected": ["fisher"]}, SHARD_EXAMPLES)
     run = Run.create(path, manifest, inputs)
     first: Shard | None = None
     for shard in run.shards:

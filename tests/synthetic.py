@@ -12,6 +12,8 @@ import torch
 from npeff.decompose.config import FitConfig
 from npeff.decompose.methods import create, kind_of
 from npeff.store.run import Run
+from npeff.store.schema import Manifest
+from npeff.utils.configs import from_dict
 
 LABELS = ["Negative", "Positive"]
 
@@ -61,7 +63,7 @@ def make_run(
         },
         "parameters": p,
     }
-    run = Run.create(path, manifest, inputs)
+    run = Run.create(path, from_dict(Manifest, manifest), inputs)
     for shard in run.shards:
         kept = torch.from_numpy(rows[shard.start : shard.stop][usable[shard.start : shard.stop]]).half()
         every = torch.from_numpy(rows[shard.start : shard.stop]).half()

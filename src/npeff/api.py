@@ -309,7 +309,7 @@ def _examples(run: Run, components: Decomposition, chosen: list[int], of: list[i
     columns = (
         chosen,
         table["text"].to_pylist(),
-        label_texts(table, run.manifest["task"]["labels"]),
+        label_texts(table, run.manifest.task.labels),
         table["prediction_text"].to_pylist(),
         table["probability"].to_pylist(),
         of,

@@ -64,11 +64,11 @@ def _repair(run: Run, shards: list[Shard], table_is_whole: bool) -> None:
         inputs = inputs_of(run.table)
     else:
         inputs = load_prompts(prepared)[0].table
-        if inputs_hash(inputs) != run.manifest["inputs_sha256"]:
+        if inputs_hash(inputs) != run.manifest.inputs_sha256:
             raise UserError(
                 f"The example table of {run.path} is damaged, and the data it came from have changed. "
                 f"Restore examples.parquet from a copy, or collect a new run."
             )
-    prompts = tokenize(prepared, Dataset(inputs, run.manifest["task"]["prefix"]))
+    prompts = tokenize(prepared, Dataset(inputs, run.manifest.task.prefix))
     collect_shards(run, prepared, prompts, shards)
     run.finish(final_table(run, prepared, inputs))

@@ -16,9 +16,8 @@ from npeff.analyse.run import read_analysis
 from npeff.decompose.config import METHODS, DecomposeConfig, SaeConfig
 from npeff.decompose.run import decompose
 from npeff.store.layout import choose_decomposition
-from npeff.utils.configs import read_record
+from npeff.utils.configs import read_record, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import write_json
 from tests.synthetic import make_run
 
 
@@ -41,8 +40,8 @@ def test_all_methods_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_methods_without_rows_are_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
-    run.manifest["identity"]["collected"] = ["gradient"]
-    write_json(run.path / "manifest.json", run.manifest)
+    run.manifest.identity["collected"] = ["gradient"]
+    write_record(run.path / "manifest.json", run.manifest)
     comparison = compare(CompareConfig(str(run.path), components=20, methods=("npeff", "clusters", "svd-gradients")))
     assert [row.method for row in comparison.rows] == ["clusters"]
     assert comparison.missing == {

@@ -12,6 +12,8 @@ from npeff.decompose.config import DecomposeConfig, suggest_components
 from npeff.decompose.methods import load
 from npeff.decompose.run import decompose, fit_key, open_decomposition
 from npeff.store.run import Run
+from npeff.store.schema import Manifest
+from npeff.utils.configs import from_dict
 from npeff.utils.errors import UserError
 from tests.decompose.reference import planted
 
@@ -34,7 +36,7 @@ def make_run(path, seed=0, collected=("fisher", "gradient", "activation"), examp
         "shard_examples": SHARD,
         "task": {"labels": ["no", "yes"]},
     }
-    run = Run.create(path, manifest, inputs)
+    run = Run.create(path, from_dict(Manifest, manifest), inputs)
     rank = np.full(examples, 2)
     rank[3] = 0
     for shard in run.shards:

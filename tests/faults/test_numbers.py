@@ -156,7 +156,7 @@ def test_a_run_of_format_1_reads(tmp_path: Path, sealed: bool) -> None:
             write_json(file, read_object(file))
             assert "seal" not in json.loads(file.read_text())
     run = Run.open(path)
-    assert run.manifest["format"] == 1
+    assert run.manifest.format == 1
     assert run.table["text"].to_pylist()[:2] == ["text 0", "text 1"]
     assert run.source("fisher").read(0, 12).shape == (11, 16)
     decomposition = open_decomposition(run, "npeff")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from npeff.paper.config import IclConfig
 from npeff.paper.icl import icl
 from npeff.paper.icl_context import Predictor
 from npeff.store.run import Run
+from npeff.utils.configs import write_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, write_json
 from tests.synthetic import make_run
@@ -74,8 +76,8 @@ def test_mistakes_are_told(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no finished decomposition"):
         icl(IclConfig(str(make_run(tmp_path / "d", texts).path)))
     prefixed = make_run(tmp_path / "p", texts)
-    prefixed.manifest["task"]["prefix"] = "Review: good\nSentiment: Positive\n\n"
-    write_json(prefixed.path / "manifest.json", prefixed.manifest)
+    task = replace(prefixed.manifest.task, prefix="Review: good\nSentiment: Positive\n\n")
+    write_record(prefixed.path / "manifest.json", replace(prefixed.manifest, task=task))
     with pytest.raises(UserError, match="few-shot prefix"):
         icl(IclConfig(str(prefixed.path)))
     for options in ({"shots": 0}, {"purity": 0.5}, {"seed": -1}):

@@ -139,7 +139,7 @@ def test_lifted_components_have_the_component_as_sketch(run, prepared, lifter):
 
 def reduced(path, many_answers, directions):
     """A run whose rows were mixed after the sketch, and two sums of its rows."""
-    made = many_answers.manifest["config"] | {"directions": {"directions": directions, "rank": 2}}
+    made = many_answers.manifest.config | {"directions": {"directions": directions, "rank": 2}}
     run = collect(from_dict(CollectConfig, made | {"run": str(path)}))
     assert run.source("fisher").ranks.max() == 2
     weights = torch.randn(2, int(run.source("fisher").ranks.sum()), generator=torch.Generator().manual_seed(3))

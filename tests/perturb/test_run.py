@@ -128,7 +128,7 @@ def as_in_0_1_0(run, folder):
     decomposition = open_decomposition(run, "npeff")
     tensors = (decomposition.components, decomposition.coefficients)
     digest = hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()
-    whole = json.dumps([run.fingerprint, run.manifest["examples_sha256"], digest, kept], sort_keys=True)
+    whole = json.dumps([run.fingerprint, run.manifest.examples_sha256, digest, kept], sort_keys=True)
     key = hashlib.sha256(whole.encode()).hexdigest()
     write_json(folder / "config.json", made | {"config": config, "key": key}, sealed=True)
     for path in (folder / "results.json", *(folder / "components").iterdir()):

@@ -53,7 +53,7 @@ def test_peft_loads_the_adapter(config, many_answers, tmp_path, family):
     for kind in ("delta", "adapter"):
         perturb(change(config, save=kind, perturbation=kind))
     delta = load_file(results(config, "delta")[0] / "delta" / "00001.safetensors")
-    where = Run.open(config.run).manifest["config"]["model"]["model"]
+    where = Run.open(config.run).manifest.model
     network = load_model(ModelConfig(model=where, device="cpu")).network
     original = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     adapted = PeftModel.from_pretrained(network, str(results(config, "adapter")[0] / "adapter" / "00001"))

@@ -48,7 +48,7 @@ def test_models_of_the_hub_are_named_and_paths_are_not_told(
     tmp_path: Path, model: str, named: str | None, shown: str
 ) -> None:
     run = make_run(tmp_path / "run", ["a text", "another"])
-    run.manifest["config"]["model"] = {"model": model}
+    run.manifest.config["model"] = {"model": model}
     card = make_card(run, "hf://me/mine", rows=False)
     _, front, body = card.split("---\n", 2)
     assert yaml.safe_load(front).get("base_model") == named

@@ -115,8 +115,8 @@ def compare(config: CompareConfig) -> Comparison:
     comparison = Comparison(
         npeff=__version__,
         run=run.fingerprint,
-        task=run.manifest["task"]["name"],
-        model=run.manifest["config"]["model"]["model"],
+        task=run.manifest.task.name,
+        model=run.manifest.model,
         options={key: value for key, value in to_dict(config).items() if key not in ("run", "device")},
         rows=rows,
         missing=missing,
@@ -130,7 +130,7 @@ def compare(config: CompareConfig) -> Comparison:
 def _cannot(run: Run, method: Method, components: int) -> str | None:
     """Why a method cannot be made of this run, if so."""
     kind = kind_of(method)
-    if kind not in run.manifest["identity"]["collected"]:
+    if kind not in run.manifest.collected:
         return f"the run was collected without {kind} rows"
     if method.startswith("svd") and run.source(kind).dim < components:
         return f"rows of {run.source(kind).dim} entries have no {components} singular vectors"

@@ -95,7 +95,7 @@ def _inputs(run: Run, folder: Path, config: AnalyseConfig) -> AnalysisInputs:
     return AnalysisInputs(
         run=run.fingerprint,
         # the table's own hash: verifying a run may repair predictions that the fingerprint does not cover
-        examples=run.manifest["examples_sha256"],
+        examples=run.manifest.examples_sha256,
         tensors=read_object(folder / "config.json").get("sha256"),
         options=AnalysisOptions(config.top, config.unique),
     )
@@ -114,7 +114,7 @@ def _read(folder: Path) -> Analysis | None:
 
 def read_examples(run: Run) -> tunings.Examples:
     """What tunings need of a run's example table."""
-    table, names = run.table, run.manifest["task"]["labels"]
+    table, names = run.table, run.manifest.task.labels
     labels = table["label"].fill_null(tunings.UNKNOWN).to_numpy().astype(np.int64)
     if names:  # the task's own order of classes
         codes, texts = table["prediction"].to_numpy().astype(np.int64), names

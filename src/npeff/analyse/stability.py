@@ -128,7 +128,7 @@ def _values(name: str, values: list[float]) -> dict[str, Any]:
 def _against(config: StabilityConfig, run: Run, other: Run, components: int) -> RunSimilarity:
     """Similarity of the decompositions of two runs, seed by seed. Their components may live in different spaces."""
     pairs = [(_fit(config, run, components, seed), _fit(config, other, components, seed)) for seed in config.seeds]
-    changed = changes(run.manifest["identity"], other.manifest["identity"], but=("data.data", "shard_examples"))
+    changed = changes(run.manifest.identity, other.manifest.identity, but=("data.data", "shard_examples"))
     return RunSimilarity(
         against=str(other.path),
         components=components,

@@ -107,7 +107,7 @@ def default_counts(usable: int) -> list[int]:
 
 def _key(run: Run, config: FitConfig, holdout: float) -> str:
     """What a row of the table depends on; the examples' table has predictions, which may have been repaired."""
-    examples = run.manifest["examples_sha256"]
+    examples = run.manifest.examples_sha256
     text = f"{fit_key(run, config, holdout)} {config.max_passes} {config.tolerance} {TOP} {examples}"
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -19,6 +19,7 @@ from npeff.collect.session import Prepared, answer_texts, collect_prompts, prepa
 from npeff.collect.summary import summary
 from npeff.store.examples import inputs_hash
 from npeff.store.run import Run
+from npeff.store.schema import AskedTask, Manifest
 from npeff.store.shards import Shard, read_tensors
 from npeff.tasks.data import Dataset
 from npeff.utils import distributed
@@ -57,7 +58,7 @@ def collect(config: CollectConfig) -> Run:
             run = _start_or_continue(path, prepared, dataset)
         distributed.barrier()
         run = Run.open_unfinished(path)
-        if not run.manifest["complete"]:
+        if not run.manifest.complete:
             collect_shards(run, prepared, prompts, [shard for shard in run.shards if not run.is_written(shard)])
             distributed.barrier()
             if distributed.rank() == 0:
@@ -75,41 +76,41 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
     if not (path / "manifest.json").is_file():
         return Run.create(path, _manifest(prepared, dataset, identity), dataset.table)
     run = Run.open_unfinished(path)
-    changed = differences(run.manifest["identity"], identity, but=PLACES)
-    if not changed and run.manifest["inputs_sha256"] != inputs_hash(dataset.table):
+    changed = differences(run.manifest.identity, identity, but=PLACES)
+    if not changed and run.manifest.inputs_sha256 != inputs_hash(dataset.table):
         changed = ["the data themselves have changed"]
     if changed:
         raise UserError(
             f"{path} was collected with another config: {'; '.join(changed[:5])}. "
             f"Use the same one to continue it, or another directory."
         )
-    if run.manifest["examples"] != len(dataset.table):
+    if run.manifest.examples != len(dataset.table):
         raise UserError(f"{path / 'manifest.json'} is damaged: its number of examples is not that of the data.")
     run.clean_up()
-    if run.manifest["complete"]:
+    if run.manifest.complete:
         print(f"{path} is already complete.")
     return run
 
 
-def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) -> dict[str, Any]:
+def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) -> Manifest:
     import transformers
 
-    return {
-        "npeff": __version__,
-        "command": "collect",
-        "config": to_dict(prepared.config),
-        "identity": identity,
-        "shard_examples": prepared.config.shard_examples,
-        "task": identity["task"],
-        "parameters": prepared.selection.size,
-        "dropped": list(dataset.dropped),
-        "versions": {
+    return Manifest(
+        npeff=__version__,
+        command="collect",
+        config=to_dict(prepared.config),
+        identity=identity,
+        shard_examples=prepared.config.shard_examples,
+        task=AskedTask(**identity["task"]),
+        parameters=prepared.selection.size,
+        dropped=list(dataset.dropped),
+        versions={
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "numpy": np.__version__,
         },
-    }
+    )
 
 
 def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shards: Sequence[Shard]) -> None:

@@ -78,13 +78,13 @@ def prepare_run(run: Run, device: str | None = None) -> Prepared:
     Raises:
         UserError: The model, the task or the config in the manifest are no longer the same.
     """
-    config: CollectConfig = from_dict(CollectConfig, run.manifest["config"])
+    config: CollectConfig = from_dict(CollectConfig, run.manifest.config)
     if device is not None:
         config = replace(config, model=replace(config.model, device=device))
     confirm_trust(config.model, run.path / "manifest.json")
     prepared = prepare(config)
-    recorded = run.manifest["identity"]
-    now = identity_of(config, prepared.task, prepared.model, run.manifest["task"].get("prefix", ""))
+    recorded = run.manifest.identity
+    now = identity_of(config, prepared.task, prepared.model, run.manifest.task.prefix)
     if now["model_sha256"] != recorded.get("model_sha256"):
         raise UserError(f"Model {config.model.model!r} is no longer the one that {run.path} was collected with.")
     if now["task"] != recorded.get("task"):
@@ -169,9 +169,9 @@ def read_prompts(run: Run, prepared: Prepared) -> list[list[int]]:
         UserError: The example table is not the one that was collected.
     """
     inputs = inputs_of(run.table)
-    if inputs_hash(inputs) != run.manifest["inputs_sha256"]:
+    if inputs_hash(inputs) != run.manifest.inputs_sha256:
         raise UserError(f"The example table of {run.path} is not what was collected. `npeff verify` repairs it.")
-    return tokenize(prepared, Dataset(inputs, run.manifest["task"]["prefix"]))
+    return tokenize(prepared, Dataset(inputs, run.manifest.task.prefix))
 
 
 def _tokens(prepared: Prepared, dataset: Dataset) -> tuple[list[list[int]], list[int]]:
@@ -273,7 +273,7 @@ def collect_texts(
         raise UserError(f"The prompt of task {prepared.task.name!r} also needs {', '.join(wanted)} of every text.")
     columns = {FIELD + name: [given[name] for given in fields] for name in wanted}
     table = pa.table({"source_row": range(len(texts)), "text": list(texts), **columns})
-    prompts = tokenize(prepared, Dataset(table, run.manifest["task"]["prefix"]))
+    prompts = tokenize(prepared, Dataset(table, run.manifest.task.prefix))
     collected = collect_prompts(prepared, prompts, list(range(len(texts)) if numbers is None else numbers))
     if "rows" not in collected:  # a run without Fishers has only the other kinds
         return ArrayRows(torch.empty(0, prepared.config.sketch.dim), np.zeros(len(texts), np.int64)), collected

@@ -44,7 +44,7 @@ def _answers(run: Run) -> Iterator[str]:
     shown = ", ".join(f"{texts[i]!r} {percent(counts[i] / len(table), 3)}" for i in order[:_SHOWN])
     yield f"predictions: {shown}{f', ... ({len(texts)} different ones)' if len(texts) > _SHOWN else ''}"
     known = table.filter(table["label"].is_valid())
-    if len(known) and run.manifest["task"]["labels"]:
+    if len(known) and run.manifest.task.labels:
         labels = known["label"].to_numpy()
         accuracy = np.mean(labels == known["prediction"].to_numpy())
         commonest = np.bincount(labels).max() / len(labels)
@@ -65,7 +65,7 @@ def _kept(run: Run) -> Iterator[str]:
     if "kept" not in run.table.column_names:
         return
     kept = np.mean(run.table["kept"].to_numpy()[run.usable])
-    kind, _ = parse_directions(run.manifest["config"]["directions"]["directions"])
+    kind, _ = parse_directions(run.manifest.config["directions"]["directions"])
     random = " (random directions: right on average, for one example above or below)"
     note = random if kind in ("projection", "sampling") else ""
     yield f"directions keep {kept:.1%} of the Fisher's trace at the outputs{note}"

@@ -193,7 +193,7 @@ def _made(run: Run, names: list[str], default: str) -> Made:
         npeff=__version__,
         format=FORMAT,
         run=run.fingerprint,
-        examples=run.manifest["examples_sha256"],
+        examples=run.manifest.examples_sha256,
         default=default,
         analyses={name: sha256(decomposition_folder(run.path, name) / ANALYSIS / "analysis.json") for name in names},
         perturbations=evidence.digests(run),
@@ -229,22 +229,22 @@ def _write_themes(folder: Path, run: Run, names: list[str]) -> None:
 def _facts(run: Run) -> list[tuple[str, str | int]]:
     """What the overview says about the run."""
     manifest, table = run.manifest, run.table
-    task = manifest["task"]
+    task = manifest.task
     known = table["label"].is_valid().to_numpy(zero_copy_only=False)
     accuracy: list[tuple[str, str | int]] = []
-    if known.any() and task["labels"]:
+    if known.any() and task.labels:
         right = table["label"].to_numpy(zero_copy_only=False)[known] == table["prediction"].to_numpy()[known]
         accuracy = [("accuracy", f"{right.mean():.1%}")]
     return [
-        ("model", manifest["config"]["model"]["model"]),
-        ("task", task["name"]),
-        ("prompt", task["prefix"] + task["prompt"]),
-        ("answers", ", ".join(task["labels"]) or "every next token"),
+        ("model", manifest.model),
+        ("task", task.name),
+        ("prompt", task.prefix + task.prompt),
+        ("answers", ", ".join(task.labels) or "every next token"),
         ("examples", len(table)),
         *accuracy,
-        ("parameters", manifest["parameters"]),
+        ("parameters", manifest.parameters),
         ("rows", int(table["rank"].to_numpy().sum())),
-        ("npeff", manifest["npeff"]),
+        ("npeff", manifest.npeff),
     ]
 
 
@@ -262,7 +262,7 @@ def _write_examples(folder: Path, run: Run) -> None:
         fields = [name for name in part.column_names if name.startswith(FIELD)]
         block = ExampleBlock(
             text=part["text"].to_pylist(),
-            label=label_texts(part, run.manifest["task"]["labels"]),
+            label=label_texts(part, run.manifest.task.labels),
             prediction=part["prediction_text"].to_pylist(),
             probability=rounded(part["probability"].fill_null(0).to_pylist()),
             aside=part["set_aside"].to_pylist(),
@@ -316,7 +316,7 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
 
 def _shown(run: Run, texts: list[str]) -> list[pages.Shown]:
     """What a component's page says about each example."""
-    labels = label_texts(run.table, run.manifest["task"]["labels"])
+    labels = label_texts(run.table, run.manifest.task.labels)
     predictions, probabilities = run.table["prediction_text"].to_pylist(), run.table["probability"].to_pylist()
     return [
         (cut(text, pages.LONGEST), label, prediction, short(probability))

@@ -46,7 +46,7 @@ def icl(config: IclConfig) -> Path:
         key = Key(run.fingerprint, sets, scored)
         best, scores = search(directory / "search.json", key, predictor, prepared.task, run.table, labels)
         text = render(prepared.task, run.table, best)
-        block, key = run.manifest["shard_examples"], Key(run.fingerprint, context=text)
+        block, key = run.manifest.shard_examples, Key(run.fingerprint, context=text)
         few_shot = predict_all(directory / "predictions.json", key, predictor, run.table, block)
         result = _judge(run, decompositions, labels, few_shot, Context(best, text, scores), config)
         blocks = write(directory, result)
@@ -56,10 +56,10 @@ def icl(config: IclConfig) -> Path:
 
 def _check(run: Run) -> None:
     """Refuse a run that the question makes no sense for."""
-    task = run.manifest["task"]
-    if not task["labels"]:
+    task = run.manifest.task
+    if not task.labels:
         raise UserError(f"{run.path} has the whole vocabulary as answers; npeff icl needs a task with labels.")
-    if task["prefix"]:
+    if task.prefix:
         raise UserError(f"{run.path} was collected behind a few-shot prefix; npeff icl needs a run without one.")
     if run.table["label"].null_count == len(run.table):
         raise UserError(f"{run.path} has no labels: without them neither contexts nor components can be judged.")
@@ -97,7 +97,7 @@ def _judge(
     methods = [decomposition.config.method for decomposition in decompositions.values()]
     rows = []
     for (name, decomposition), method in zip(decompositions.items(), methods, strict=True):
-        votes = classify(decomposition, labels, counted, len(run.manifest["task"]["labels"]), config.top, config.purity)
+        votes = classify(decomposition, labels, counted, len(run.manifest.task.labels), config.top, config.purity)
         rows.append(
             IclRow(
                 name=name,
@@ -115,8 +115,8 @@ def _judge(
     return IclTable(
         npeff=__version__,
         run=run.fingerprint,
-        task=run.manifest["task"]["name"],
-        model=run.manifest["config"]["model"]["model"],
+        task=run.manifest.task.name,
+        model=run.manifest.model,
         options={name: value for name, value in to_dict(config).items() if name not in ("run", "device")},
         context=context,
         examples=int(counted.sum()),

@@ -31,7 +31,7 @@ class Lifter:
 
     def __init__(self, run: Run, prepared: Prepared, prompts: Sequence[Sequence[int]]) -> None:
         self.run, self.prepared, self.prompts = run, prepared, prompts
-        collected = run.manifest["identity"]["collected"]
+        collected = run.manifest.collected
         self._ranks = run.source("fisher").ranks if "fisher" in collected else np.zeros(len(prompts), dtype=np.int64)
         self._starts = np.cumsum(self._ranks) - self._ranks
         usable = run.usable

@@ -142,7 +142,7 @@ def identity(run: Run, decomposition: Decomposition, config: Mapping[str, Any]) 
         settings = _settings(config)
     digest = hashlib.sha256(decomposition.components.contiguous().numpy().data)
     digest.update(decomposition.coefficients.contiguous().numpy().data)
-    made_of = [run.fingerprint, run.manifest["examples_sha256"], digest.hexdigest(), settings]
+    made_of = [run.fingerprint, run.manifest.examples_sha256, digest.hexdigest(), settings]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 

@@ -362,7 +362,7 @@ def plan_directions(
     stationarity = [round(value, 6) for value in cosines.tolist()]
     if direction != "whiten":
         return Directions(sums, targets, stationarity, Notes())
-    if "fisher" not in run.manifest["identity"]["collected"]:
+    if "fisher" not in run.manifest.collected:
         raise UserError(f"{run.path} has no Fisher rows to whiten with. Collect with --fisher, or use reject.")
     whitening = Whitening.prepare(run, plan, sums.vectors, ridge, seed)
     excluded = [plan.top_examples(number) for number in plan.components]

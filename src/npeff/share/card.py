@@ -44,7 +44,7 @@ def make_card(run: Run, address: str | None, rows: bool) -> str:
     return Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
         base_model=f"\nbase_model: {model}" if HUB_ID.fullmatch(model) and not Path(model).exists() else "",
         model=_inline(model),
-        task=_inline(run.manifest["task"]["name"]),
+        task=_inline(run.manifest.task.name),
         facts=_facts(run, rows).markdown(),
         address=address or "FOLDER",
         decompositions=_decompositions(analyses).markdown(),
@@ -60,28 +60,28 @@ def _inline(text: str) -> str:
 
 def _model(run: Run) -> str:
     """A model's name; of one from disk only the last part, since paths say more about the user than about the model."""
-    name = str(run.manifest["config"]["model"]["model"])
+    name = run.manifest.model
     return name if HUB_ID.fullmatch(name) else Path(name).name
 
 
 def _facts(run: Run, rows: bool) -> Table:
     """What was asked of which model. Runs of other software may not say everything."""
-    manifest, task, config = run.manifest, run.manifest["task"], run.manifest["config"]
-    labels, directions, sketch = task["labels"], config.get("directions"), config.get("sketch")
+    manifest, task, config = run.manifest, run.manifest.task, run.manifest.config
+    labels, directions, sketch = task.labels, config.get("directions"), config.get("sketch")
     # of the examples that have a label
     accuracy = pc.mean(pc.equal(run.table["label"], run.table["prediction"])).as_py() if labels else None
     facts = {
         "model": _model(run),
-        "task": task["name"],
-        "prompt": task["prefix"] + task["prompt"],
+        "task": task.name,
+        "prompt": task.prefix + task.prompt,
         "answers": f"{', '.join(labels[:10])}{' …' if labels[10:] else ''}" if labels else "every next token",
         "examples": f"{len(run.table):,}",
         "accuracy": None if accuracy is None else f"{accuracy:.1%}",
-        "parameters": f"{manifest['parameters']:,}",
+        "parameters": f"{manifest.parameters:,}",
         "directions": str(directions.get("directions")) if isinstance(directions, dict) else None,
         "sketch": f"{sketch.get('sketch')}, {sketch.get('dim')} entries" if isinstance(sketch, dict) else None,
         "collected rows": "shared" if rows else "not shared; `npeff verify RUN` collects them again",
-        "npeff": str(manifest.get("npeff")),
+        "npeff": manifest.npeff,
     }
     known = [(name, shorten(fact, 400)) for name, fact in facts.items() if fact is not None]
     return Table("", [Column(""), Column("")], [*known])

@@ -120,8 +120,8 @@ def make_index(run: Run, files: Mapping[str, Path], rows: bool) -> Index:
         UserError: A file is not what the run's manifest says.
     """
     entries = {name: Entry(files[name].stat().st_size, sha256(files[name])) for name in sorted(files)}
-    expected = {EXAMPLES: run.manifest["examples_sha256"]}
-    expected |= {shard.file: record["sha256"] for shard, record in zip(run.shards, run.manifest["shards"], strict=True)}
+    expected = {EXAMPLES: run.manifest.examples_sha256}
+    expected |= {shard.file: record.sha256 for shard, record in zip(run.shards, run.manifest.shards, strict=True)}
     for name in entries.keys() & expected.keys():
         if entries[name].sha256 != expected[name]:
             raise UserError(f"{files[name]} is damaged. `npeff verify {run.path}` repairs it.")

@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,17 +25,18 @@ from safetensors.torch import save_file
 
 from npeff.store.examples import inputs_hash, usable
 from npeff.store.layout import EXAMPLES, MANIFEST, SHARDS
-from npeff.store.schema import FORMAT, KINDS, wrong_columns, wrong_entries
+from npeff.store.schema import KINDS, Manifest, ShardRecord, read_manifest, wrong_columns
 from npeff.store.shards import Shard, StoredRows, read_tensors, tensor_names
+from npeff.utils.configs import read_record, write_record
 from npeff.utils.errors import UserError, out_of_memory
-from npeff.utils.files import parse_json, read_json, remove_partials, sha256, whole_file, without_seal, write_json
+from npeff.utils.files import remove_partials, sha256, whole_file
 from npeff.utils.types import Array
 
 
 class Run:
     """A run directory."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
         self._checked: set[int] = set()
@@ -46,7 +47,7 @@ class Run:
     def open(path: str | Path) -> Run:
         """Open a finished run."""
         run = Run.open_unfinished(path)
-        if not run.manifest["complete"]:
+        if not run.manifest.complete:
             raise UserError(f"{path} is not finished: run `npeff collect` on it again and it continues.")
         return run
 
@@ -56,27 +57,23 @@ class Run:
         path = Path(path)
         if not (path / MANIFEST).is_file():
             raise UserError(f"{path} is not a run directory: it has no {MANIFEST}. `npeff collect` makes one.")
-        manifest = parse_json(path / MANIFEST)
-        version = manifest.get("format") if isinstance(manifest, dict) else None
-        if type(version) is not int or version < 1:
-            raise UserError(f"{path / MANIFEST} is damaged: its format is missing or wrong.")
-        if version > FORMAT:
-            raise UserError(
-                f"{path} was written by a newer npeff ({manifest.get('npeff')}, format {version}); "
-                f"this one reads formats up to {FORMAT}. Upgrade npeff. (If it was not, {MANIFEST} is damaged.)"
-            )
-        manifest = without_seal(path / MANIFEST, manifest)
-        wrong = wrong_entries(manifest)
-        if wrong:
-            raise UserError(
-                f"{path / MANIFEST} is damaged: {', '.join(wrong)} missing or wrong. Restore it from a copy."
-            )
-        manifest["task"] = {"labels": [], "prefix": "", **manifest["task"]}
-        return Run(path, manifest)
+        return Run(path, read_manifest(path / MANIFEST))
 
     @staticmethod
-    def create(path: str | Path, manifest: dict[str, Any], examples: pa.Table) -> Run:
-        """Start a run with its inputs. `manifest` has `identity`, `config`, and what else is worth knowing."""
+    def create(path: str | Path, manifest: Manifest, examples: pa.Table) -> Run:
+        """Start a run with its inputs.
+
+        Args:
+            path: Run directory; it may hold nothing but what a killed start has left.
+            manifest: What the run is; what is known of the examples is filled in.
+            examples: One line per example: source_row, text, label, answer and fields.
+
+        Returns:
+            The run, without shards.
+
+        Raises:
+            UserError: The directory holds other files.
+        """
         path = Path(path)
         known = {EXAMPLES, SHARDS, ".lock"}
         strangers = [item.name for item in path.iterdir() if item.name not in known] if path.is_dir() else []
@@ -85,35 +82,29 @@ class Run:
                 f"{path} holds other files ({', '.join(strangers[:3])}). Choose a new directory for the run."
             )
         write_examples(path / EXAMPLES, examples)
-        whole = {
-            "format": FORMAT,
-            "complete": False,
-            **manifest,
-            "examples": len(examples),
-            "inputs_sha256": inputs_hash(examples),
-        }
-        write_json(path / MANIFEST, whole, sealed=True)
-        return Run(path, whole)
+        manifest = replace(manifest, examples=len(examples), inputs_sha256=inputs_hash(examples))
+        write_record(path / MANIFEST, manifest, sealed=True)
+        return Run(path, manifest)
 
     # --- what is in it -----------------------------------------------------------------------------------------
 
     @property
     def fingerprint(self) -> str:
         """Identifies what was collected: config, model and examples."""
-        identity = {"identity": self.manifest["identity"], "inputs": self.manifest["inputs_sha256"]}
+        identity = {"identity": self.manifest.identity, "inputs": self.manifest.inputs_sha256}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     @property
     def shards(self) -> list[Shard]:
         """All shards, whether or not they are there yet."""
-        size, total = self.manifest["shard_examples"], self.manifest["examples"]
+        size, total = self.manifest.shard_examples, self.manifest.examples
         return [Shard(i, start, min(start + size, total)) for i, start in enumerate(range(0, total, size))]
 
     @cached_property
     def table(self) -> pa.Table:
         """The example table, as it was written."""
         path = self.path / EXAMPLES
-        if self.manifest["complete"] and not self.examples_are_whole():
+        if self.manifest.complete and not self.examples_are_whole():
             raise UserError(f"{path} is missing or has changed. `npeff verify {self.path}` repairs it.")
         try:
             # without threads: pyarrow waits forever for one that could not be started for lack of memory
@@ -151,7 +142,7 @@ class Run:
         """Rows of one kind: `fisher`, `gradient` or `activation`."""
         self._check_rows()
         tensor, switch = KINDS[kind]
-        if kind not in self.manifest["identity"]["collected"]:
+        if kind not in self.manifest.collected:
             raise UserError(f"{self.path} has no {kind} rows. Collect a run with {switch}.")
         ranks = self.table["rank"].to_numpy().astype(np.int64)
         ranks = ranks if kind == "fisher" else self.usable.astype(np.int64)
@@ -174,8 +165,8 @@ class Run:
         path = self.path / shard.file
         with whole_file(path) as temporary:
             save_file(tensors, temporary)
-        record = {"file": shard.file, "start": shard.start, "stop": shard.stop, "sha256": sha256(path)}
-        write_json(self.path / shard.record, record, sealed=True)
+        record = ShardRecord(shard.file, shard.start, shard.stop, sha256(path))
+        write_record(self.path / shard.record, record, sealed=True)
         self._checked.add(shard.number)
 
     def is_written(self, shard: Shard) -> bool:
@@ -195,12 +186,9 @@ class Run:
         """
         records = [self._record(shard) for shard in self.shards]
         write_examples(self.path / EXAMPLES, examples)
-        self.manifest |= {
-            "complete": True,
-            "shards": records,
-            "examples_sha256": sha256(self.path / EXAMPLES),
-        }
-        write_json(self.path / MANIFEST, self.manifest, sealed=True)
+        digest = sha256(self.path / EXAMPLES)
+        self.manifest = replace(self.manifest, complete=True, shards=records, examples_sha256=digest)
+        write_record(self.path / MANIFEST, self.manifest, sealed=True)
         self.clean_up()
         self.__dict__.pop("table", None)
 
@@ -208,7 +196,7 @@ class Run:
         """Remove what a killed writer left, and the records of a finished run."""
         for directory in (self.path, self.path / SHARDS):
             remove_partials(directory)
-        if self.manifest["complete"]:
+        if self.manifest.complete:
             for shard in self.shards:
                 (self.path / shard.record).unlink(missing_ok=True)
 
@@ -233,25 +221,21 @@ class Run:
         path = self.path / shard.file
         if not path.is_file():
             return "is missing"
-        if sha256(path) != self._record(shard)["sha256"]:
+        if sha256(path) != self._record(shard).sha256:
             return "has changed (its SHA-256 differs)"
         return None
 
-    def _record(self, shard: Shard) -> dict[str, Any]:
+    def _record(self, shard: Shard) -> ShardRecord:
         """What was noted when a shard was written: beside it, or in the manifest where the run is finished."""
         path = self.path / shard.record
-        if not path.is_file() and self.manifest["complete"]:
-            found: dict[str, Any] = self.manifest["shards"][shard.number]
-            return found
-        found = read_json(path)
-        if not isinstance(found, dict) or not isinstance(found.get("sha256"), str):
-            raise UserError(f"{path} is not the record of a shard. Delete it, and the shard is collected again.")
-        return found
+        if not path.is_file() and self.manifest.complete:
+            return self.manifest.shards[shard.number]
+        return read_record(ShardRecord, path)
 
     def examples_are_whole(self) -> bool:
         """Whether the example table is what was written."""
         path = self.path / EXAMPLES
-        return path.is_file() and sha256(path) == self.manifest["examples_sha256"]
+        return path.is_file() and sha256(path) == self.manifest.examples_sha256
 
 
 def write_examples(path: Path, examples: pa.Table) -> None:

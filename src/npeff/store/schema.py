@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from npeff.utils.configs import from_dict
+from npeff.utils.errors import UserError
+from npeff.utils.files import SEAL, parse_json, without_seal
 
 FORMAT = 1
 """Version of the layout of a run directory."""
@@ -18,33 +24,124 @@ KINDS = {
 }
 
 
-def wrong_entries(manifest: dict[str, Any]) -> list[str]:
-    """Names of the entries that are not what this module has written."""
-    kinds: dict[str, type] = {"complete": bool, "identity": dict, "examples": int, "shard_examples": int}
-    kinds |= {"inputs_sha256": str, "config": dict, "task": dict}
-    if manifest.get("complete"):
-        kinds |= {"shards": list, "examples_sha256": str}
-    wrong = [name for name, kind in kinds.items() if type(manifest.get(name)) is not kind]
-    if wrong:
-        return wrong
-    wrong = [name for name in ("examples", "shard_examples") if not 0 < manifest[name] < 2**40]
-    collected = manifest["identity"].get("collected")
+@dataclass(frozen=True)
+class AskedTask:
+    """What the model was asked. Rows that come from elsewhere have no task: then all of it is empty."""
+
+    name: str = ""
+    """Name of the task."""
+    prompt: str = ""
+    """Template of the prompt."""
+    answers: str = ""
+    """tokens, suffixes or vocabulary."""
+    labels: list[str] = field(default_factory=list)
+    """Answer texts; none for the vocabulary."""
+    prefix: str = ""
+    """Few-shot examples before every prompt."""
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What was noted when a shard was written (shards/00000.json while a collection is under way)."""
+
+    file: str
+    """Where it is, from the run directory."""
+    start: int
+    """Number of its first example."""
+    stop: int
+    """Number behind its last example."""
+    sha256: str
+    """Hash of the file."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a run is (manifest.json)."""
+
+    identity: dict[str, Any]
+    """What makes two collections the same: config without what only changes speed, prompt and labels, hash of the
+    model."""
+    shard_examples: int
+    """Examples per shard."""
+    npeff: str = ""
+    """Version that wrote it."""
+    command: str = ""
+    """What `npeff replay` runs again."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Options of that command."""
+    task: AskedTask = field(default_factory=AskedTask)
+    """What the model was asked."""
+    format: int = FORMAT
+    """Version of the layout of a run directory; a newer one is refused."""
+    complete: bool = False
+    """Whether the collection has ended."""
+    parameters: int = 0
+    """Number of selected parameters."""
+    dropped: list[str] = field(default_factory=list)
+    """What was left out of the data, in words."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of Python and of packages."""
+    examples: int = 0
+    """Number of examples m."""
+    inputs_sha256: str = ""
+    """Hash of texts and labels."""
+    shards: list[ShardRecord] = field(default_factory=list)
+    """All shards of a finished run."""
+    examples_sha256: str = ""
+    """Hash of the example table of a finished run."""
+
+    @property
+    def collected(self) -> list[str]:
+        """Kinds of rows that were kept: fisher, gradient, activation."""
+        return list(self.identity["collected"])
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return str(self.config["model"]["model"])
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What a run directory's manifest says.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UserError: It is damaged, or was written by a newer npeff.
+    """
+    values = parse_json(path)
+    version = values.get("format") if isinstance(values, dict) else None
+    if type(version) is not int or version < 1:
+        raise UserError(f"{path} is damaged: its format is missing or wrong.")
+    if version > FORMAT:
+        raise UserError(
+            f"{path.parent} was written by a newer npeff ({values.get('npeff')}, format {version}); this one reads "
+            f"formats up to {FORMAT}. Upgrade npeff. (If it was not, {path.name} is damaged.)"
+        )
+    try:
+        manifest = from_dict(Manifest, without_seal(path, values))
+        _check_manifest(manifest)
+    except (UserError, ValueError) as error:
+        if SEAL in str(error):  # says itself what to do
+            raise
+        raise UserError(f"{path} is damaged: {error} Restore it from a copy.") from error
+    return manifest
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    """Raise ValueError for entries that this module has not written."""
+    for name in ("examples", "shard_examples"):
+        if not 0 < getattr(manifest, name) < 2**40:
+            raise ValueError(f"{name} is wrong.")
+    collected = manifest.identity.get("collected")
     if not isinstance(collected, list) or not all(kind in list(KINDS) for kind in collected):
-        wrong.append("identity.collected")
-    task = manifest["task"]
-    described = "prompt" in task  # rows that come from elsewhere have no task
-    labels = task.get("labels", None if described else [])
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        wrong.append("task.labels")
-    texts = ("name", "prompt", "answers", "prefix")
-    wrong += [f"task.{name}" for name in texts if not isinstance(task.get(name, None if described else ""), str)]
-    if not wrong and manifest["complete"]:
-        records = manifest["shards"]
-        if len(records) != -(-manifest["examples"] // manifest["shard_examples"]):
-            wrong.append("examples, shard_examples or the number of shards")
-        elif not all(isinstance(record, dict) and isinstance(record.get("sha256"), str) for record in records):
-            wrong.append("shards")
-    return wrong
+        raise ValueError("identity.collected is missing or wrong.")
+    if manifest.complete and len(manifest.shards) != -(-manifest.examples // manifest.shard_examples):
+        raise ValueError("examples, shard_examples or the number of shards is wrong.")
 
 
 _COLUMNS = {
@@ -58,15 +155,23 @@ _COLUMNS = {
 """Columns of a finished run's example table that everything else builds on."""
 
 
-def wrong_columns(table: pa.Table, manifest: dict[str, Any]) -> str | None:
-    """Why a table is not the one that a manifest describes."""
-    if len(table) != manifest["examples"]:
-        return f"it has {len(table)} examples, the manifest says {manifest['examples']}"
-    if not manifest["complete"]:
+def wrong_columns(table: pa.Table, manifest: Manifest) -> str | None:
+    """Why a table is not the one that a manifest describes.
+
+    Args:
+        table: An example table.
+        manifest: Of the run that it should be of.
+
+    Returns:
+        What is wrong with it, or None.
+    """
+    if len(table) != manifest.examples:
+        return f"it has {len(table)} examples, the manifest says {manifest.examples}"
+    if not manifest.complete:
         return None
     # rows that come from elsewhere, without a task, have neither labels nor predictions
-    required = _COLUMNS if "prompt" in manifest["task"] else ("text", "rank", "set_aside")
-    answers = len(manifest["task"].get("labels") or ()) or 2**31
+    required = _COLUMNS if manifest.task.prompt else ("text", "rank", "set_aside")
+    answers = len(manifest.task.labels) or 2**31
     for name, kinds in _COLUMNS.items():
         count = table.column_names.count(name)
         if count == 0 and name not in required:

@@ -51,7 +51,7 @@ def make(config: MakeConfig) -> Path:
     run = Run.open(config.run)
     names = list(config.decomposition) or [choose_decomposition(run.path)]
     texts = shown_texts(run.table)
-    about = config.about or about_task(run.manifest["task"])
+    about = config.about or about_task(run.manifest.task)
     codes = encode(pa.chunked_array([texts], pa.string()))[0]
     pool = Pool(codes, run.usable, config.size, np.random.default_rng(config.seed))
     scores = {name: open_decomposition(run, name).scores() for name in names}

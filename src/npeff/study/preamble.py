@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 import yaml
 
+from npeff.store.schema import AskedTask
 from npeff.study.kit import Sample
 from npeff.utils.configs import from_dict
 from npeff.utils.errors import UserError
@@ -31,7 +31,7 @@ class Texts:
 TEXTS = from_dict(Texts, yaml.safe_load((resources.files("npeff") / "study/form/texts.yaml").read_text("utf-8")))
 
 
-def about_task(task: dict[str, Any]) -> str:
+def about_task(task: AskedTask) -> str:
     """What the texts of a run are.
 
     Args:
@@ -43,14 +43,14 @@ def about_task(task: dict[str, Any]) -> str:
     Raises:
         UserError: The run has no task that says it.
     """
-    if "prompt" not in task:
+    if not task.prompt:
         raise UserError("The run has no task that says what its texts are: say it with --about.")
-    labels = list(task["labels"])
+    labels = task.labels
     listed = ", ".join(labels if len(labels) <= _LISTED else labels[:3])
-    if task["name"] in TEXTS.about:
-        return TEXTS.about[task["name"]].replace("{labels}", listed).replace("{count}", str(len(labels)))
-    prompt = " ".join(task["prompt"].replace("{text}", "[text]").split())
-    sentence = f"The texts belong to the task “{task['name']}”. A language model sees each of them as: {prompt}"
+    if task.name in TEXTS.about:
+        return TEXTS.about[task.name].replace("{labels}", listed).replace("{count}", str(len(labels)))
+    prompt = " ".join(task.prompt.replace("{text}", "[text]").split())
+    sentence = f"The texts belong to the task “{task.name}”. A language model sees each of them as: {prompt}"
     if not labels:
         return sentence
     choice = f"{len(labels)} answers, such as" if len(labels) > _LISTED else "these answers:"
