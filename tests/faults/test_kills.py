@@ -48,6 +48,10 @@ def contents(folder: Path) -> dict[str, bytes]:
                 for step in state["history"]["steps"]:
                     del step["seconds"]
                 content = json.dumps(state).encode()
+            elif path.name == "config.json":
+                config = {name: value for name, value in json.loads(content).items() if name != SEAL}
+                config.get("notes", {}).pop("made", None)
+                content = json.dumps(config).encode()
             elif path.suffix == ".jsonl" and path.parent.name == "annotations":
                 lines = [json.loads(line) | {"when": "", SEAL: ""} for line in content.decode().splitlines()]
                 content = json.dumps(lines).encode()

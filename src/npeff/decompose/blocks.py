@@ -145,12 +145,10 @@ class Blocks:
             yield from zip(self.blocks, self._kept, strict=True)
             return
         with ThreadPoolExecutor(max_workers=1) as reader:
-            waiting = reader.submit(self._read, self.blocks[0]) if self.blocks else None
-            for number, block in enumerate(self.blocks):
-                assert waiting is not None
-                rows = waiting.result()
-                if number + 1 < len(self.blocks):
-                    waiting = reader.submit(self._read, self.blocks[number + 1])
+            waiting = [reader.submit(self._read, block) for block in self.blocks[:1]]
+            for number, block in enumerate(self.blocks, start=1):
+                rows = waiting.pop().result()
+                waiting += [reader.submit(self._read, following) for following in self.blocks[number : number + 1]]
                 yield block, rows
 
     def _read(self, block: Block) -> torch.Tensor:

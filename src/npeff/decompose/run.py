@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -79,14 +80,9 @@ def _choose_components(run: Run, config: DecomposeConfig) -> int:
 
 def _print_result(decomposition: Decomposition, directory: Path) -> None:
     print(decomposition.history.verdict(decomposition.config.tolerance))
-    notes = decomposition.notes
-    losses = [
-        f"{loss:.4f} held {where}"
-        for loss, where in ((notes.held_in_loss, "in"), (notes.held_out_loss, "out"))
-        if loss is not None
-    ]
-    if losses:
-        print(f"Loss per example: {', '.join(losses)}.")
+    held_in, held_out = decomposition.notes.held_in_loss, decomposition.notes.held_out_loss
+    if held_in is not None and held_out is not None:
+        print(f"Loss per example: {held_in:.4f} held in, {held_out:.4f} held out.")
     print(f"{decomposition.config.components} components in {directory}")
 
 
@@ -165,9 +161,7 @@ def _finished(directory: Path, run: Run, fit_config: FitConfig, config: Decompos
     if not (directory / CONFIG).exists() or config.overwrite:
         return None
     old = load(directory, run.fingerprint)
-    before, now = (
-        _identity(each, holdout) for each, holdout in ((old.config, old.notes.holdout), (fit_config, config.holdout))
-    )
+    before, now = _flat(_identity(old.config, old.notes.holdout)), _flat(_identity(fit_config, config.holdout))
     other = [f"{name} {before[name]}, not {now[name]}" for name in now if before[name] != now[name]]
     if other:
         raise UserError(
@@ -181,6 +175,12 @@ def _finished(directory: Path, run: Run, fit_config: FitConfig, config: Decompos
 def _identity(config: FitConfig, holdout: float) -> dict[str, object]:
     """The options that say which fit it is."""
     return {name: value for name, value in to_dict(config).items() if name not in _NOT_IDENTITY} | {"holdout": holdout}
+
+
+def _flat(values: dict[str, object]) -> dict[str, object]:
+    """Options of nested configs on one level with the others."""
+    nested = (value.items() if isinstance(value, dict) else [(name, value)] for name, value in values.items())
+    return dict(chain.from_iterable(nested))
 
 
 def fit_key(run: Run, config: FitConfig, holdout: float) -> str:
