@@ -6,8 +6,9 @@ import csv
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
-from npeff.utils.report import Column, Emphasis, Table, as_markdown, write_report
+from npeff.utils.report import Column, Emphasis, Table, as_literal, as_markdown, write_report
 
 TABLE = Table(
     "Components tuned, in %",
@@ -87,3 +88,13 @@ def test_no_text_escapes_from_its_cell(text: str) -> None:
     first, *others = plain.split("\0")
     assert not set(first + "".join(part[1:] for part in others)) & set("\\&%$#_{}~^")
     assert plain.replace("\0", "") == "".join(char if char.isprintable() else " " for char in text)
+
+
+@pytest.mark.parametrize("text", ["http://x.org/a_b", "@someone", "a&amp;b", "<b>", "[a](b)", "![a](b)", "1 < 2 & $3$"])
+def test_a_literal_text_reads_as_it_is_and_links_to_nothing(text: str) -> None:
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(f"x {as_literal(text)}")
+    shown = html.removeprefix("<p>x ").removesuffix("</p>\n")
+    assert "<" not in shown
+    assert shown.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") == text
+    assert "://" not in as_literal(text)
+    assert "@" not in as_literal(text)

@@ -57,8 +57,8 @@ class Table:
     def markdown(self) -> str:
         """The table in Markdown, without its caption."""
         shown = self._shown()
-        lines = [[_markdown(self._title(n)) for n in shown], ["---:" if self._numeric(n) else "---" for n in shown]]
-        lines += [[self._styled(row[n], n, _markdown, _MARKDOWN_STYLES) for n in shown] for row in self.rows]
+        lines = [[as_literal(self._title(n)) for n in shown], ["---:" if self._numeric(n) else "---" for n in shown]]
+        lines += [[self._styled(row[n], n, as_literal, _MARKDOWN_STYLES) for n in shown] for row in self.rows]
         return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
 
     def latex(self) -> str:
@@ -138,10 +138,11 @@ _LATEX = {
 }
 
 
-def _markdown(text: str) -> str:
-    """`text` as literal text of a Markdown table, on one line."""
+def as_literal(text: str) -> str:
+    """`text` as literal text of Markdown, on one line: neither markup nor a link nor a mention of somebody."""
     printable = "".join(char if char.isprintable() else " " for char in text)
-    return "".join(f"\\{char}" if char in r"\`*_[]<>|#&!~$" else char for char in printable)
+    escaped = "".join(f"\\{char}" if char in r"\`*_[]<>|#&!~$" else char for char in printable)
+    return escaped.replace("@", "&#64;").replace("://", ":&#47;/")
 
 
 def _latex(text: str) -> str:
