@@ -123,7 +123,7 @@ def test_an_earlier_push_is_replaced_and_nothing_else(made, shared, copied, tmp_
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match=r"other files \(thesis.tex\)"):
         push(PushConfig(str(made), str(tmp_path / "mine")))
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         pull(PullConfig(str(shared), str(tmp_path / "mine")))
     assert files_of(tmp_path / "mine") == {"thesis.tex": b"years of work"}
 
