@@ -20,6 +20,10 @@ SPECTRA = "spectra"
 SWEEPS = "sweeps"
 ICL = "icl"
 RELATIONS = "relations"
+THEMES = "annotations"
+"""What people call components, under the name that this folder has had from the beginning."""
+RESULTS = (DECOMPOSITIONS, THEMES, PERTURBATIONS, COMPARISONS, STABILITY, SPECTRA, SWEEPS, ICL)
+"""Folders with results that cannot be made again from the rest; relations can."""
 
 
 def check_name(name: str | None, option: str) -> None:
