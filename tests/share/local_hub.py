@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -18,12 +19,19 @@ COMMIT = "c" * 40
 
 
 class LocalHub:
-    """Serves while it is open; `files` is the repository's content, None as long as there is no repository."""
+    """Serves while it is open.
 
-    def __init__(self) -> None:
+    `files` is the repository's content, None as long as there is no repository; `asked` counts how often a file was
+    downloaded. A file in `damaged` is damaged the first so many times.
+    """
+
+    def __init__(self, damaged: dict[str, int] | None = None) -> None:
+        self.damaged = damaged or {}
+        self.asked: Counter[str] = Counter()
         self.files: dict[str, bytes] | None = None
         self.created: dict[str, Any] = {}
         self.commits: list[str] = []
+        self.parents: list[str | None] = []
         hub = self
 
         class Handler(_Handler):
@@ -51,6 +59,7 @@ class LocalHub:
             value = line["value"]
             if line["key"] == "header":
                 self.commits.append(value["summary"])
+                self.parents.append(value.get("parentCommit"))
             elif line["key"] == "file":
                 assert value["encoding"] == "base64"
                 self.files[value["path"]] = base64.b64decode(value["content"])
@@ -96,17 +105,27 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         if self.hub.files is None:
             return self._json({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
-        if path.startswith("/api/models/owner/name/tree/"):
+        if path in (
+            "/api/models/owner/name",
+            *(f"/api/models/owner/name/revision/{name}" for name in ("main", COMMIT)),
+        ):
+            return self._json({"id": "owner/name", "sha": COMMIT, "private": True, "siblings": []})
+        if path == f"/api/models/owner/name/tree/{COMMIT}":
             files = [
                 {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
                 for name, content in self.hub.files.items()
             ]
             return self._json(files)
-        if path.startswith("/owner/name/resolve/"):
-            name = path.removeprefix("/owner/name/resolve/").split("/", 1)[1]
+        if path.startswith(f"/owner/name/resolve/{COMMIT}/"):
+            name = path.removeprefix(f"/owner/name/resolve/{COMMIT}/")
             content = self.hub.files.get(name)
             if content is not None:
-                return self._send(content, 200, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
+                etag = hashlib.sha1(content).hexdigest()
+                if self.command == "GET":
+                    self.hub.asked[name] += 1
+                    if self.hub.asked[name] <= self.hub.damaged.get(name, 0):
+                        content = bytes(len(content))
+                return self._send(content, 200, {"ETag": f'"{etag}"'})
             return self._json({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
         return self._json({"error": f"GET {path}"}, 404)
 

@@ -19,6 +19,7 @@ from npeff.utils.report import (
     Cell,
     Column,
     Table,
+    as_literal,
     draw_figure,
     new_figure,
     plain_axes,
@@ -26,7 +27,6 @@ from npeff.utils.report import (
     write_figure,
     write_report,
 )
-from npeff.utils.report import _markdown as as_literal
 from npeff.utils.text import shorten
 
 if TYPE_CHECKING:

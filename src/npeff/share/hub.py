@@ -1,207 +1,205 @@
-"""Where runs are shared: a folder, a zip file, or a repository on the Hugging Face Hub."""
+"""Where runs are shared: a folder, a zip file, or a repository on the Hugging Face Hub.
+
+All three have the same methods. A place need not exist before something is put there.
+
+    sizes()             every file there → its size in bytes; empty if there is nothing
+    fetch(names, target)    copy files of these names into the folder `target`; the caller has checked the names
+    put(files, message)     replace all that is there with `files` (name → path), or change nothing
+"""
 
 from __future__ import annotations
 
 import contextlib
+import glob
+import re
 import shutil
 import stat
 import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any
+
+from tqdm import tqdm
 
 from npeff.share.index import INDEX
 from npeff.utils.errors import UserError
 from npeff.utils.files import disk_errors, whole_directory, whole_file
 
 HUB = "hf://"
-ZIP = ".zip"
-_AT_ONCE = 1 << 20
-_HUB_PACKAGES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
-_OF_THE_HUB = {".gitattributes"}
-"""Files that the Hub itself adds to a repository."""
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""What the name of a repository on the Hub looks like."""
 
 
-class Place(Protocol):
-    """Somewhere a shared run lies, or will."""
+class _Bar(tqdm):  # type: ignore[misc]
+    """A progress bar that is shown only on a terminal, also where the Hub's client makes it."""
 
-    name: str
-
-    def names(self) -> list[str]:
-        """Names of all files there; empty if there is nothing yet."""
-
-    def fetch(self, name: str, target: Path) -> None:
-        """Write the file `name` to `target`."""
-
-    def put(self, files: Mapping[str, Path], texts: Mapping[str, bytes], message: str) -> str:
-        """Put files there in place of what was there, whole or not at all; returns where people find them."""
-
-
-def open_place(name: str, revision: str | None = None, public: bool = False) -> Place:
-    """The place that a user means: `hf://owner/name`, a file `NAME.zip`, or else a folder."""
-    if not name.startswith(HUB):
-        if revision is not None:
-            raise UserError(f"--revision is for repositories on the Hub (hf://owner/name), which {name!r} is not.")
-        return Archive(Path(name)) if name.endswith(ZIP) else Folder(Path(name))
-    repository = name.removeprefix(HUB)
-    if len([part for part in repository.split("/") if part]) != 2 or repository.count("/") != 1:
-        raise UserError(f"{name!r} does not name a repository on the Hub. Write hf://owner/name.")
-    return Hub(repository, revision, public)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"desc": "Pulling", "unit": "file", **options, "disable": None})
 
 
 class Folder:
     """A folder on this machine, or on a disk that others see too."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, str(path)
+    def __init__(self, name: str) -> None:
+        self.name, self.path = name, Path(name)
 
-    def names(self) -> list[str]:
-        if not self.path.exists():
-            return []
-        if not self.path.is_dir():
+    def sizes(self) -> dict[str, int]:
+        """Files of a shared run; of any other folder, what is directly in it.
+
+        Returns:
+            Name → bytes.
+
+        Raises:
+            UserError: It is not a folder, or a shared run in it has links or special files.
+        """
+        if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is not a folder.")
-        if not (self.path / INDEX).is_file():  # not a shared run, however much there may be
-            return sorted(path.name for path in self.path.iterdir())
-        found = []
-        for path in sorted(self.path.rglob("*")):
-            if path.is_symlink():
-                raise UserError(f"{path} is a link. A shared run has none: do not trust it.")
-            if path.is_file():
-                found.append(path.relative_to(self.path).as_posix())
-            elif not path.is_dir():
-                raise UserError(f"{path} is neither file nor folder. A shared run has only these: do not trust it.")
-        return found
+        if not (self.path / INDEX).is_file():
+            return {path.name: 0 for path in self.path.glob("*")}
+        paths = [path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir()]
+        for path in paths:
+            if path.is_symlink() or not path.is_file():
+                raise UserError(f"{path} is a link or a special file, which no shared run has: do not trust it.")
+        return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in paths}
 
-    def fetch(self, name: str, target: Path) -> None:
-        source = self.path / name
-        if not source.is_file():
-            raise UserError(f"{self.path} has no {name}.")
+    def fetch(self, names: Collection[str], target: Path) -> None:
+        """Copy files."""
         with disk_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target, follow_symlinks=False)
+            for name in _Bar(names):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self.path / name, target / name, follow_symlinks=False)
 
-    def put(self, files: Mapping[str, Path], texts: Mapping[str, bytes], message: str) -> str:
+    def put(self, files: Mapping[str, Path], message: str) -> str:
+        """Replace the folder; returns its name."""
         with whole_directory(self.path) as new:
-            for name, source in files.items():
+            for name, path in files.items():
                 (new / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, new / name)
-            for name, content in texts.items():
-                (new / name).write_bytes(content)
-        return str(self.path)
+                shutil.copyfile(path, new / name)
+        return self.name
 
 
 class Archive:
-    """A zip file. What is in it is not compressed: tensors hardly can be."""
+    """A zip file. Its content is not compressed: tensors hardly can be."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, str(path)
+    def __init__(self, name: str) -> None:
+        self.name, self.path = name, Path(name)
 
-    def names(self) -> list[str]:
+    def sizes(self) -> dict[str, int]:
+        """The entries of the zip file.
+
+        Returns:
+            Name → bytes after unpacking, as the zip file says.
+
+        Raises:
+            UserError: The file cannot be read, or has folders, links or two entries of one name.
+        """
         if not self.path.exists():
-            return []
+            return {}
         with self._open() as archive:
             entries = archive.infolist()
-        names = Counter(entry.filename for entry in entries)
+        times = Counter(entry.filename for entry in entries)
         for entry in entries:
-            if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or names[entry.filename] > 1:
+            if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or times[entry.filename] > 1:
                 raise UserError(f"{self.path} has an entry {entry.filename!r} that no shared run has: do not trust it.")
-        return sorted(names)
+        return {entry.filename: entry.file_size for entry in entries}
 
-    def fetch(self, name: str, target: Path) -> None:
+    def fetch(self, names: Collection[str], target: Path) -> None:
+        """Unpack entries, each to no more than the size that the zip file says."""
         with self._open() as archive, disk_errors(target):
-            try:
-                size = archive.getinfo(name).file_size
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(name) as source, target.open("wb") as handle:
-                    # an entry may unpack to more than it says
-                    for start in range(0, size, _AT_ONCE):
-                        handle.write(source.read(min(_AT_ONCE, size - start)))
-            except (KeyError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
-                raise UserError(f"Cannot read {name} in {self.path}: {error}.") from error
+            for name in _Bar(names):
+                archive.extract(name, target)
 
-    def put(self, files: Mapping[str, Path], texts: Mapping[str, bytes], message: str) -> str:
+    def put(self, files: Mapping[str, Path], message: str) -> str:
+        """Replace the zip file; returns its name."""
         with whole_file(self.path) as temporary, zipfile.ZipFile(temporary, "x") as archive:
-            for name, content in texts.items():
-                archive.writestr(name, content)
             for name, path in files.items():
                 archive.write(path, name)
-        return str(self.path)
+        return self.name
 
-    def _open(self) -> zipfile.ZipFile:
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[zipfile.ZipFile]:
+        """The zip file, for reading; damaged, encrypted and unknown entries are the user's to know about."""
         try:
-            return zipfile.ZipFile(self.path)
-        except (OSError, zipfile.BadZipFile) as error:
+            with zipfile.ZipFile(self.path) as archive:
+                yield archive
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise UserError(f"Cannot read {self.path}: {error}.") from error
 
 
-@dataclass
 class Hub:
-    """A model repository on the Hugging Face Hub. Who is logged in, and which Hub, is the Hub client's own business."""
+    """A model repository on the Hugging Face Hub. Which Hub, and who is logged in, is left to the Hub's client."""
 
-    repository: str
-    revision: str | None = None
-    public: bool = False
-
-    def __post_init__(self) -> None:
-        self.name = HUB + self.repository
-
-    def names(self) -> list[str]:
+    def __init__(self, name: str, revision: str | None, public: bool) -> None:
         from huggingface_hub import HfApi
+
+        self.name, self.repository, self._api = name, name.removeprefix(HUB), HfApi()
+        self._revision, self._public = revision, public
+
+    def sizes(self) -> dict[str, int]:
+        """Files at the revision; from then on this commit is read, whatever is pushed meanwhile.
+
+        Returns:
+            Name → bytes; empty also for a repository that this user may not see.
+        """
         from huggingface_hub.errors import RepositoryNotFoundError
+        from huggingface_hub.hf_api import RepoFile
 
         with self._errors():
             try:
-                found = HfApi().list_repo_files(self.repository, revision=self.revision)
-            except RepositoryNotFoundError:  # one that is private looks the same
-                return []
-        return sorted(set(found) - _OF_THE_HUB)
+                self._revision = self._api.model_info(self.repository, revision=self._revision).sha
+                tree = list(self._api.list_repo_tree(self.repository, recursive=True, revision=self._revision))
+            except RepositoryNotFoundError:
+                return {}
+        files = [item for item in tree if isinstance(item, RepoFile)]
+        return {file.path: file.size for file in files if file.path != ".gitattributes"}  # which the Hub itself adds
 
-    def fetch(self, name: str, target: Path) -> None:
-        from huggingface_hub import hf_hub_download
-
+    def fetch(self, names: Collection[str], target: Path) -> None:
+        """Download files; what a broken download left in `target` is continued."""
+        patterns = [glob.escape(name) for name in names]
         with self._errors():
-            # the client continues a broken download, and gives a link into its cache: what is behind it is copied
-            found = Path(hf_hub_download(self.repository, name, revision=self.revision))
-        with disk_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(found, target)
-
-    def put(self, files: Mapping[str, Path], texts: Mapping[str, bytes], message: str) -> str:
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-
-        api = HfApi()
-        wanted: dict[str, Path | bytes] = {**files, **texts}
-        with self._errors(), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message=".*commit a data file.*"
-            )  # the example table is meant to be there
-            api.create_repo(self.repository, private=not self.public, exist_ok=True)
-            stale = set(self.names()) - wanted.keys()
-            # one commit, so nobody ever sees half of it
-            done = api.create_commit(
+            self._api.snapshot_download(
                 self.repository,
-                [
-                    *(CommitOperationAdd(name, content) for name, content in wanted.items()),
-                    *(CommitOperationDelete(name) for name in sorted(stale)),
-                ],
-                commit_message=message,
+                revision=self._revision,
+                local_dir=target,
+                allow_patterns=patterns,
+                tqdm_class=_Bar,
             )
-        return str(done.commit_url)
+
+    def put(self, files: Mapping[str, Path], message: str) -> str:
+        """Replace the content of the repository, which is made if there is none.
+
+        It is one commit, so that nobody sees a part of it; `upload_folder` makes several if the files are many.
+
+        Args:
+            files: Name → path.
+            message: Title of the commit.
+
+        Returns:
+            Address of the commit.
+        """
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        stale = self.sizes().keys() - files.keys()
+        with self._errors(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*commit a data file.*")  # the table of examples
+            self._api.create_repo(self.repository, private=not self._public, exist_ok=True)
+            commit = self._api.create_commit(
+                self.repository,
+                [*map(CommitOperationAdd, files, files.values()), *map(CommitOperationDelete, sorted(stale))],
+                commit_message=message,
+                parent_commit=self._revision,  # refused if somebody else has pushed meanwhile
+            )
+        return str(commit.commit_url)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """What the Hub or the way to it refuses, as a message."""
+        """What the Hub refuses, or the network, as a message; which exceptions there are depends on the client."""
         try:
             yield
         except Exception as error:
-            # the client has errors of its own, and lets those of the libraries below it through
-            package = type(error).__module__.split(".")[0]
-            if not isinstance(error, OSError | ValueError) and package not in _HUB_PACKAGES:
-                raise
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UserError(
                 f"The Hub did not give or take {self.repository}: {reason} "
@@ -209,6 +207,28 @@ class Hub:
             ) from error
 
 
-def is_empty_or_shared(names: list[str]) -> bool:
-    """Whether a place has nothing in it, or a shared run."""
-    return not names or INDEX in names
+Place = Folder | Archive | Hub
+
+
+def open_place(name: str, revision: str | None = None, public: bool = False) -> Place:
+    """The place that a user means.
+
+    Args:
+        name: `hf://owner/name`, a file `NAME.zip`, or else a folder.
+        revision: Branch, tag or commit; only for the Hub.
+        public: Whether a new repository is public; only for the Hub.
+
+    Returns:
+        The place.
+
+    Raises:
+        UserError: The name is not one of the Hub's, or an option does not fit the place.
+    """
+    if name.startswith(HUB):
+        if not HUB_ID.fullmatch(name.removeprefix(HUB)):
+            raise UserError(f"{name!r} does not name a repository on the Hub. Write hf://owner/name.")
+        return Hub(name, revision, public)
+    if revision is not None or public:
+        option = "--public" if public else "--revision"
+        raise UserError(f"{option} is for repositories on the Hub (hf://owner/name), and {name!r} is none.")
+    return Archive(name) if name.endswith(".zip") else Folder(name)

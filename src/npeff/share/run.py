@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 from pathlib import Path
 
-from tqdm import tqdm
-
 from npeff.share.card import make_card
 from npeff.share.config import PullConfig, PushConfig
-from npeff.share.hub import HUB, Place, is_empty_or_shared, open_place
-from npeff.share.index import CARD, INDEX, Index, make_index, read_index, shared_files
+from npeff.share.hub import HUB, Place, open_place
+from npeff.share.index import CARD, INDEX, Entry, Index, make_index, read_index, shared_files
 from npeff.store.run import Run
+from npeff.utils.configs import write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import disk_errors, only_one, sha256
+from npeff.utils.files import disk_errors, only_one, sha256, write_text
 from npeff.utils.text import amount
+
+LARGEST_INDEX = 10**8
+"""Bytes that an index may have, so that a hostile one does not fill the memory."""
 
 
 def push(config: PushConfig) -> str:
-    """Share `config.run` at `config.to`; returns the hash of the index, by which others can ask for exactly this."""
+    """Share a run.
+
+    Args:
+        config: The run, and where to.
+
+    Returns:
+        SHA-256 of the index, with which others can ask for exactly this.
+
+    Raises:
+        UserError: There are no rows to share, or the place holds something else.
+    """
     run = Run.open(config.run)
     place = open_place(config.to, public=config.public)
     if config.rows and not run.has_rows:
         raise UserError(f"{run.path} has no rows to share. {run.how_to_get_rows}")
     _check_replaceable(place, run)
-    card = make_card(run, place.name if place.name.startswith(HUB) else None, config.rows)  # analyses what is not yet
-    files = shared_files(run, config.rows)
-    index = make_index(run, files, card, config.rows)
-    content = index.to_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    where = place.put(files, {CARD: card, INDEX: content}, f"Share {run.path.name}")
+    card = make_card(run, config.to if config.to.startswith(HUB) else None, config.rows)
+    files = shared_files(run, config.rows)  # with the analyses that were made for the card
+    with tempfile.TemporaryDirectory(prefix="npeff-") as folder:
+        files |= {name: Path(folder, name) for name in (CARD, INDEX)}
+        write_text(files[CARD], card)
+        index = make_index(run, {name: path for name, path in files.items() if name != INDEX}, config.rows)
+        write_record(files[INDEX], index)
+        digest = sha256(files[INDEX])
+        where = place.put(files, f"Share {run.path.name}")
     total = sum(entry.size for entry in index.files.values())
     print(f"{len(index.files)} files, {amount(total)}, {'with' if config.rows else 'without'} rows: {where}")
     print(f"sha256 {digest}")
@@ -39,38 +53,49 @@ def push(config: PushConfig) -> str:
 
 
 def _check_replaceable(place: Place, run: Run) -> None:
-    names = place.names()
-    if not is_empty_or_shared(names):
-        raise UserError(f"{place.name} holds other files ({', '.join(names[:3])}). Choose another place.")
-    if names:
-        index = read_index(_fetch_bytes(place, INDEX), place.name)
-        if index.fingerprint != run.fingerprint:
-            raise UserError(f"{place.name} holds another run. Choose another place.")
+    """Refuse to replace anything but an earlier push of the same run."""
+    sizes = place.sizes()
+    if sizes and INDEX not in sizes:
+        raise UserError(f"{place.name} holds other files ({', '.join(sorted(sizes)[:3])}). Choose another place.")
+    if sizes and _fetch_index(place, sizes)[0].run != run.fingerprint:
+        raise UserError(f"{place.name} holds another run. Choose another place.")
 
 
-def _fetch_bytes(place: Place, name: str) -> bytes:
+def _fetch_index(place: Place, sizes: dict[str, int]) -> tuple[Index, str]:
+    """The index of a shared run, and its SHA-256."""
+    if sizes[INDEX] > LARGEST_INDEX:
+        raise UserError(f"{INDEX} of {place.name} has {amount(sizes[INDEX])}: do not trust it.")
     with tempfile.TemporaryDirectory(prefix="npeff-") as folder:
-        target = Path(folder) / "fetched"
-        place.fetch(name, target)
-        return target.read_bytes()
+        place.fetch([INDEX], Path(folder))
+        path = Path(folder, INDEX)
+        return read_index(path.read_bytes(), place.name), sha256(path)
 
 
 def pull(config: PullConfig) -> Run:
-    """Copy a shared run to `config.run`, whole or not at all; returns it."""
+    """Copy a shared run, whole or not at all.
+
+    Args:
+        config: Where from, and the run directory to make.
+
+    Returns:
+        The run.
+
+    Raises:
+        UserError: The run directory exists, or what is shared is not a whole and undamaged run.
+    """
     path = Path(config.run)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} is there already. Choose a new directory for the run.")
+        raise UserError(f"{path} exists already. Choose a new directory for the run.")
     place = open_place(config.source, config.revision)
     index = _trusted_index(place, config.sha256)
     staging = path.absolute().with_name(f".{path.absolute().name}.pull.partial")
     with only_one(staging):
-        _copy_files(place, index, staging)
-        run = Run.open(staging)
-        if run.fingerprint != index.fingerprint:
+        _fetch_files(place, index, staging)
+        if Run.open(staging).fingerprint != index.run:
             raise UserError(f"{place.name} lists another run than it holds: do not trust it.")
         with disk_errors(path):
             (staging / ".lock").unlink(missing_ok=True)
-            staging.rename(path)  # takes the place of an empty directory too
+            staging.rename(path)  # also replaces an empty directory
     run = Run.open(path)
     print(f"{len(index.files)} files are as they were shared: {path}")
     if not index.rows:
@@ -79,39 +104,43 @@ def pull(config: PullConfig) -> Run:
 
 
 def _trusted_index(place: Place, digest: str | None) -> Index:
-    """The index of a shared run, after a check that nothing else is there."""
-    names = place.names()
-    if INDEX not in names:
-        hint = f" For a repository on the Hub write {HUB}owner/name." if not place.name.startswith(HUB) else ""
-        raise UserError(f"{place.name} is not a shared run: there is no {INDEX}.{hint}")
-    content = _fetch_bytes(place, INDEX)
-    if digest is not None and hashlib.sha256(content).hexdigest() != digest.lower():
-        raise UserError(f"{place.name} is not the one you asked for: the SHA-256 of its {INDEX} differs.")
-    index = read_index(content, place.name)
-    strangers = sorted(set(names) - index.files.keys() - {INDEX})
-    if strangers:
-        raise UserError(
-            f"{place.name} holds files that it does not list ({', '.join(strangers[:3])}): do not trust it."
-        )
-    missing = sorted(index.files.keys() - set(names))
-    if missing:
-        raise UserError(f"{place.name} is not whole: it lacks {', '.join(missing[:3])}.")
+    """The index of a shared run, after a check that exactly the files that it lists are there."""
+    sizes = place.sizes()
+    if INDEX not in sizes:
+        local = f"For a repository on the Hub write {HUB}owner/name."
+        hint = "If it is private, log in with `hf auth login`." if place.name.startswith(HUB) else local
+        raise UserError(f"{place.name} is not a shared run: there is no {INDEX}. {hint}")
+    index, actual = _fetch_index(place, sizes)
+    if digest is not None and actual != digest.lower():
+        raise UserError(f"{place.name} is not what you asked for: the SHA-256 of its {INDEX} differs.")
+    unlisted = ", ".join(sorted(sizes.keys() - index.files.keys() - {INDEX})[:3])
+    if unlisted:
+        raise UserError(f"{place.name} holds files that it does not list ({unlisted}): do not trust it.")
+    wrong = ", ".join([name for name, entry in index.files.items() if sizes.get(name) != entry.size][:3])
+    if wrong:
+        raise UserError(f"{place.name} is not whole: it lacks {wrong}, or has it in another size than it lists.")
     return index
 
 
-def _copy_files(place: Place, index: Index, staging: Path) -> None:
+def _fetch_files(place: Place, index: Index, staging: Path) -> None:
     """Fill `staging` with exactly the files of the index, each checked; what a broken pull has fetched is kept."""
-    for path in sorted(staging.rglob("*"), reverse=True):
-        if path.is_file() and path.relative_to(staging).as_posix() not in {*index.files, ".lock"}:
-            path.unlink()
-    total = sum(entry.size for entry in index.files.values())
+    missing = {name: entry for name, entry in index.files.items() if not _is_whole(staging / name, entry)}
+    total = sum(entry.size for entry in missing.values())
     if total > shutil.disk_usage(staging).free:
-        raise UserError(f"The run takes {amount(total)}, more than is free on the disk of {staging.parent}.")
-    for name, entry in tqdm(index.files.items(), desc="Pulling", unit="file"):
-        target = staging / name
-        if target.is_file() and target.stat().st_size == entry.size and sha256(target) == entry.sha256:
-            continue
-        place.fetch(name, target)
-        if target.stat().st_size != entry.size or sha256(target) != entry.sha256:
-            target.unlink()
-            raise UserError(f"{name} of {place.name} is damaged (its SHA-256 differs). No run was made; pull again.")
+        raise UserError(f"This takes {amount(total)}, more than is free on the disk of {staging.parent}.")
+    if missing:
+        place.fetch(missing, staging)
+    damaged = [name for name, entry in missing.items() if not _is_whole(staging / name, entry)]
+    for name in damaged:
+        (staging / name).unlink(missing_ok=True)
+    if damaged:
+        raise UserError(f"{damaged[0]} of {place.name} is damaged (its SHA-256 differs). No run was made; pull again.")
+    for path in sorted(staging.rglob("*"), reverse=True):  # of other pulls, and what the Hub's client notes down
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+        elif path.is_file() and path.relative_to(staging).as_posix() not in {*index.files, ".lock"}:
+            path.unlink()
+
+
+def _is_whole(path: Path, entry: Entry) -> bool:
+    return path.is_file() and path.stat().st_size == entry.size and sha256(path) == entry.sha256

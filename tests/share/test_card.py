@@ -1,0 +1,36 @@
+"""The card says what the run says, and nothing in it is taken for markup."""
+
+from __future__ import annotations
+
+import yaml
+from markdown_it import MarkdownIt
+
+from npeff.share.config import PushConfig
+from npeff.share.run import push
+from tests.share.conftest import HOSTILE
+from tests.synthetic import add_decomposition, make_run
+
+
+def test_the_card_says_what_was_found_and_takes_no_text_for_markup(made, shared):
+    card = (shared / "README.md").read_text(encoding="utf-8")
+    _, front, body = card.split("---\n", 2)
+    assert yaml.safe_load(front)["library_name"] == "npeff"
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(body)
+    assert "<script" not in html
+    assert 'href="http://x"' not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; | [link](http://x) `code` **bold**" in html  # the label, as it was
+    assert "\x1b" not in card
+    assert HOSTILE.split()[0] not in body
+    assert "<td>40</td>" in html
+    assert {"npeff", "clusters"} <= {line.split("|")[1].strip() for line in body.splitlines() if line.startswith("| ")}
+    assert str(made.parent) not in card
+
+
+def test_a_card_says_only_what_the_run_says(tmp_path):
+    """Other software may write runs without all of our settings."""
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(20)])
+    add_decomposition(run, components=2)
+    push(PushConfig(str(run.path), str(tmp_path / "out")))
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| examples | 20 |" in card
+    assert "sketch" not in card
