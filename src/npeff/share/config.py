@@ -14,13 +14,13 @@ class PushConfig:
     run: tyro.conf.Positional[str]
     """Run directory."""
     to: tyro.conf.Positional[str]
-    """Folder, file NAME.zip, or hf://owner/name. An earlier push of the same run is replaced; anything else
-    is left alone."""
+    """Folder, file NAME.zip, or hf://owner/name. An earlier push of the same run is replaced; anything else that
+    is there is left as it is, and the push is refused."""
     rows: bool = False
-    """Also share the collected rows. They are large; without them a run can be explored and analysed, and its rows
-    collected again, but not decomposed."""
+    """Also share the collected rows, which are most of a run's size. Without them a run can be explored and analysed,
+    but not decomposed; `npeff verify` collects them again."""
     public: bool = False
-    """Make a new repository on the Hub public. The texts of the examples are part of what is shared."""
+    """hf://: make a new repository public; by default it is private. The texts of the examples are shared too."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class PullConfig:
     source: tyro.conf.Positional[str]
     """Folder, file NAME.zip, or hf://owner/name."""
     run: tyro.conf.Positional[str]
-    """Run directory to make; it must not be there yet."""
+    """Run directory to make; it must not exist yet, or be empty."""
     revision: str | None = None
-    """Branch, tag or commit of the Hub's repository."""
+    """hf://: branch, tag or commit of the repository."""
     sha256: str | None = None
     """Hash that `npeff push` has printed; anything else is refused."""

@@ -2,9 +2,9 @@
 
 All three have the same methods. A place need not exist before something is put there.
 
-    sizes()             every file there → its size in bytes; empty if there is nothing
+    sizes()                 every file there → its size in bytes; empty if there is nothing
     fetch(names, target)    copy files of these names into the folder `target`; the caller has checked the names
-    put(files, message)     replace all that is there with `files` (name → path), or change nothing
+    put(files, message)     replace all that is there with `files` (name → path), or change nothing; returns where it is
 """
 
 from __future__ import annotations
@@ -157,7 +157,12 @@ class Hub:
         return {file.path: file.size for file in files if file.path != ".gitattributes"}  # which the Hub itself adds
 
     def fetch(self, names: Collection[str], target: Path) -> None:
-        """Download files; what a broken download left in `target` is continued."""
+        """Download files; what a broken download left behind is continued.
+
+        Args:
+            names: Files in the repository.
+            target: Folder to write them to, under the same names.
+        """
         patterns = [glob.escape(name) for name in names]
         with self._errors():
             self._api.snapshot_download(
