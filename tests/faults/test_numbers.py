@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import shutil
 import typing
@@ -191,8 +190,8 @@ def test_every_seed_is_documented() -> None:
             elif field.name.endswith(("seed", "seeds")):
                 options.add("--" + field.name.replace("_", "-"))
 
-    for module, name, *_ in COMMANDS.values():
-        kind = getattr(importlib.import_module(module), name)
+    for command in COMMANDS.values():
+        kind = command.load_config()
         if dataclasses.is_dataclass(kind):
             find(kind)
     assert len(options) >= 5
