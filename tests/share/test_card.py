@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from npeff.share.card import make_card
 from npeff.share.config import PushConfig
 from npeff.share.run import push
 from tests.share.conftest import HOSTILE
@@ -34,3 +38,22 @@ def test_a_card_says_only_what_the_run_says(tmp_path):
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "| examples | 20 |" in card
     assert "sketch" not in card
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "shown"),
+    [("owner/name-1.5B", "owner/name-1.5B", "owner/name-1.5B"), ("/home/me/secret/model", None, "model")],
+)
+def test_models_of_the_hub_are_named_and_paths_are_not_told(
+    tmp_path: Path, model: str, named: str | None, shown: str
+) -> None:
+    run = make_run(tmp_path / "run", ["a text", "another"])
+    run.manifest["config"]["model"] = {"model": model}
+    card = make_card(run, "hf://me/mine", rows=False)
+    _, front, body = card.split("---\n", 2)
+    assert yaml.safe_load(front).get("base_model") == named
+    assert f"| model | {shown} |" in body
+    assert "secret" not in card
+    assert "There are none yet." in body
+    assert "This was not measured." in body
+    assert "npeff pull hf://me/mine RUN" in body

@@ -9,7 +9,6 @@ from pathlib import Path
 from string import Template
 
 import pyarrow.compute as pc
-import yaml
 
 from npeff.analyse.highlights import highlights
 from npeff.analyse.records import KINDS, TITLES, Analysis, Rate
@@ -39,11 +38,12 @@ def make_card(run: Run, address: str | None, rows: bool) -> str:
     Returns:
         The card as Markdown, behind the metadata that the Hub reads.
     """
+    model = _model(run)
     analyses = [read_analysis(run, name) for name in decomposition_names(run.path)]
     analyses.sort(key=lambda analysis: METHODS.index(analysis.method))  # NPEFF first
     return Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
-        metadata=yaml.safe_dump(_metadata(run), sort_keys=False).strip(),
-        model=_inline(_model(run)),
+        base_model=f"\nbase_model: {model}" if HUB_ID.fullmatch(model) and not Path(model).exists() else "",
+        model=_inline(model),
         task=_inline(run.manifest["task"]["name"]),
         facts=_facts(run, rows).markdown(),
         address=address or "FOLDER",
@@ -62,14 +62,6 @@ def _model(run: Run) -> str:
     """A model's name; of one from disk only the last part, since paths say more about the user than about the model."""
     name = str(run.manifest["config"]["model"]["model"])
     return name if HUB_ID.fullmatch(name) else Path(name).name
-
-
-def _metadata(run: Run) -> dict[str, str | list[str]]:
-    """What the Hub shows and searches by."""
-    values: dict[str, str | list[str]] = {"library_name": "npeff"}
-    values["tags"] = ["npeff", "interpretability", "fisher-information"]
-    name = str(run.manifest["config"]["model"]["model"])
-    return {**values, "base_model": name} if HUB_ID.fullmatch(name) and not Path(name).exists() else values
 
 
 def _facts(run: Run, rows: bool) -> Table:
