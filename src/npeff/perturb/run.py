@@ -165,8 +165,10 @@ def _in_words(record: report.ComponentRecord) -> str:
     )
 
 
-Vectors = Iterator[tuple[int, Parameters, dict[str, Any]]]
-"""Components, their vectors, and how these were found: fields of `ComponentRecord`."""
+About = dict[str, Any]
+"""How a vector was found: fields of `ComponentRecord`."""
+Vectors = Iterator[tuple[int, Parameters, About]]
+"""Components, their vectors, and how these were found."""
 
 
 class _Session:
@@ -224,7 +226,7 @@ class _Session:
             about = {"entries": sensed.entries, "residual": sensed.residual, "iterations": sensed.iterations}
             yield number, sensed.vector, about | {"planted_cosine": planted}
 
-    def _record(self, number: int, vector: Parameters, about: dict[str, Any], folder: Path) -> report.ComponentRecord:
+    def _record(self, number: int, vector: Parameters, about: About, folder: Path) -> report.ComponentRecord:
         """Everything about one component."""
         place = self.plan.components.index(number)
         length = scale_to_unit(vector)
