@@ -97,7 +97,14 @@ class Relations:
         return cls(members, {(a, b): relate(run, members[a], members[b]) for a, b in bar}, briefs)
 
     def others(self, member: int) -> list[int]:
-        """Members that `member` was related with: same count first, then coarser to finer; seeds before methods."""
+        """Members that one was related with.
+
+        Args:
+            member: Its number.
+
+        Returns:
+            Their numbers: same count first, then coarser to finer; seeds before methods.
+        """
         mine = self.members[member]
 
         def order(other: int) -> tuple[bool, int, bool, int]:
@@ -157,7 +164,14 @@ class Relations:
         return rounded([total / len(seeds) for total in totals])
 
     def lines(self, tuned: Sequence[Sequence[str | None]]) -> list[RelatedPair]:
-        """Every pair in a line; `tuned` says of each member's components to which prediction they are tuned."""
+        """Every pair in a line.
+
+        Args:
+            tuned: For each member, to which prediction each component is tuned, if it is.
+
+        Returns:
+            One for each pair.
+        """
         lines = []
         for (a, b), relation in self.pairs.items():
             line = RelatedPair(a, b, relation.coefficients, relation.components, relation.best)

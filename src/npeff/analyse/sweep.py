@@ -194,7 +194,14 @@ def advice(rows: list[SweepRow]) -> str:
 
 
 def table(rows: list[SweepRow]) -> Table:
-    """A line per number of components."""
+    """What was measured as a table.
+
+    Args:
+        rows: What was measured.
+
+    Returns:
+        A line per number of components.
+    """
     columns = [
         Column("components"),
         Column("held_in_loss", ".4f", title="held-in loss"),
