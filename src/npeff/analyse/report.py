@@ -18,16 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 JSON = "analysis.json"
-FILES = (
-    JSON,
-    "components.csv",
-    "tunings.md",
-    "tunings.tex",
-    "tunings.png",
-    "tunings.svg",
-    "density.png",
-    "density.svg",
-)
+_TUNINGS = tuple(f"tunings.{ending}" for ending in ("md", "tex", "png", "svg"))
+FILES = (JSON, "components.csv", *_TUNINGS, "density.png", "density.svg")
 _SHOWN = 25
 _COLOURS: dict[Kind, str] = {"prediction": BLUE, "label": PURPLE, "lnp": RED}
 _MEANINGLESS = 0.5

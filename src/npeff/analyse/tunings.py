@@ -96,7 +96,8 @@ def _ordering(order: str, scores: Array, examples: Examples, top: int, unique: b
     ranking = top_examples(scores, examples.usable)
     active = len(np.unique(examples.texts[ranking])) if unique else len(ranking)
     best = distinct(ranking, examples.texts, top) if unique else ranking[:top]
-    predictions, labels = examples.predictions.codes[best], examples.labels.codes[best]
+    predictions, prediction_purity = _count(examples.predictions, best)
+    labels, label_purity = _count(examples.labels, best)
     enough = active >= top
     return Ordering(
         order=order,
@@ -104,28 +105,22 @@ def _ordering(order: str, scores: Array, examples: Examples, top: int, unique: b
         top=best.tolist(),
         scores=scores[best].tolist(),
         quantiles=quantiles(scores[ranking], QUANTILES),
-        predictions=_counts(predictions, examples.predictions),
-        labels=_counts(labels, examples.labels),
-        prediction_purity=_purity(predictions),
-        label_purity=_purity(labels) if examples.labels.known else None,
-        prediction_tuned=agree(predictions) if enough else None,
-        label_tuned=agree(labels) if enough and examples.labels.known else None,
+        predictions=predictions,
+        labels=labels,
+        prediction_purity=prediction_purity,
+        label_purity=label_purity,
+        prediction_tuned=prediction_purity == 1 if enough else None,
+        label_tuned=label_purity == 1 if enough and examples.labels.known else None,
     )
 
 
-def agree(codes: Array) -> bool:
-    """Whether all classes are known and the same."""
-    return len(codes) > 0 and codes[0] != UNKNOWN and bool((codes == codes[0]).all())
-
-
-def _counts(codes: Array, classes: Classes) -> dict[str, int]:
-    return {classes.names[code]: count for code, count in Counter(codes.tolist()).most_common() if code != UNKNOWN}
-
-
-def _purity(codes: Array) -> float | None:
-    if not len(codes):
-        return None
-    return max(Counter(codes[codes != UNKNOWN].tolist()).values(), default=0) / len(codes)
+def _count(classes: Classes, best: Array) -> tuple[dict[str, int], float | None]:
+    """How often each class occurs in a top, most frequent first, and the share of the most frequent one."""
+    codes = Counter(classes.codes[best].tolist())
+    del codes[UNKNOWN]
+    counts = {classes.names[code]: count for code, count in codes.most_common()}
+    known = classes.known and len(best) > 0
+    return counts, max(counts.values(), default=0) / len(best) if known else None
 
 
 # --- how much of it is chance -------------------------------------------------------------------------------------
