@@ -58,9 +58,12 @@ def read_analysis(run: Run, name: str) -> Analysis:
         The analysis.
     """
     config = AnalyseConfig(str(run.path), name)
-    saved = _read(decomposition_folder(run.path, name))
+    folder = decomposition_folder(run.path, name)
+    saved = _read(folder)
     if saved is not None:
         config = dataclasses.replace(config, top=saved.top, unique=saved.unique)
+        if saved.inputs == _inputs(run, folder, config):
+            return saved
     return analyse_one(run, name, config, quiet=True)
 
 
