@@ -102,7 +102,7 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """
     if not isinstance(values, dict):
         raise UserError(f"{kind.__name__} should be a mapping, not {type(values).__name__}.")
-    hints = _hints(kind)
+    hints = _hints(typing.cast(Any, kind))
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     renamed, removed = getattr(kind, "renamed", {}), getattr(kind, "removed", {})
     values = {renamed.get(name, name): value for name, value in values.items() if name not in removed}
@@ -118,7 +118,7 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     """Types of the fields of a class; kept, because a file may hold thousands of records."""
     return typing.get_type_hints(kind, include_extras=True)
 
