@@ -54,7 +54,7 @@ def measure() -> dict[str, float]:
 
     unit = product()
     begin = time.perf_counter()
-    components = tunings.find_tunings({"positive": coefficients}, examples)
+    components = tunings.find_tunings([("positive", coefficients)], examples)
     tunings.rates(components, tunings.expected_rates(examples, 16))
     decomposition = create(FitConfig(components=COMPONENTS))
     decomposition.coefficients = coefficients

@@ -42,7 +42,7 @@ def test_a_text_of_the_run_probes_to_its_own_coefficients(run_path, method):
     run = Run.open(run_path)
     fitted = load(run_path / "decompositions" / name)
     text = run.table["text"][3].as_py()
-    [found] = probe(ProbeConfig(str(run_path), (text,), decomposition=name, top=5))
+    [found] = probe(ProbeConfig(str(run_path), (text,), decomposition=name, components=5))
     assert found.prediction == run.table["prediction"][3].as_py()
     expected = fitted.coefficients[3]
     coefficients = torch.zeros(5)

@@ -67,7 +67,8 @@ def test_the_number_of_components_is_chosen_from_the_number_of_examples(tmp_path
 def row(title: str, lnp: float | None) -> ComparedMethod:
     rate = Rate(tuned=1, of=2, low=0, high=1, expected=1e-6, share=0.5)
     tunings = {"prediction": rate, "label": rate, "lnp": None if lnp is None else replace(rate, share=lnp)}
-    return ComparedMethod("npeff", title, title, 3, 2, 1, 16, None, tunings, ["positive"])  # type: ignore[arg-type]
+    counts = {"components": 3, "eligible": 2, "left_out": 1, "top": 16, "explained": None, "orders": ["positive"]}
+    return ComparedMethod(title=title, name=title, method="npeff", tunings=tunings, **counts)  # type: ignore[arg-type]
 
 
 def test_the_best_lnp_is_bold_and_the_second_underlined() -> None:

@@ -35,9 +35,10 @@ def test_sweep_compares_numbers_of_components(run, capsys):
 
 
 def test_numbers_of_components_are_chosen_from_the_number_of_examples(run, capsys):
-    assert default_counts(5000) == [32, 64, 128, 256, 512]
-    assert default_counts(100) == [2, 4, 8, 16]
-    assert default_counts(20) == [2, 4, 8]
+    assert default_counts(2500) == [16, 32, 64, 128, 256]
+    assert default_counts(50) == [2, 4, 8, 16]
+    assert default_counts(10) == [2, 4, 8]
+    assert default_counts(1) == [1]
     assert [row.components for row in sweep(SweepConfig(run=str(run.path))).rows] == [2, 4, 8, 16]
     assert "16 components: loss per example" in capsys.readouterr().out
 

@@ -11,7 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npeff.analyse.tunings import Classes, Examples, chance_of_agreement, expected_rates, find_tunings, rates, wilson
+from npeff.analyse.tunings import (
+    Classes,
+    Examples,
+    chance_of_agreement,
+    expected_rates,
+    find_tunings,
+    rates,
+    tuned,
+    wilson,
+)
 
 
 def make_examples(
@@ -42,22 +51,22 @@ def test_the_three_tunings_by_hand() -> None:
             [0.0, 0.0, 0.0, 0.8, 0.0],
         ]
     )
-    found = find_tunings({"positive": scores}, examples, top=2)
-    assert [tuple(c.tuned.values()) for c in found] == [
+    found = find_tunings([("positive", scores)], examples, top=2)
+    assert [tuple(tuned(orderings).values()) for orderings in found] == [
         (True, False, False),
         (True, True, False),
         (True, True, False),
         (False, True, True),
         (None, None, None),
     ]
-    assert found[0].orderings[0].top == [2, 3]
-    three = find_tunings({"positive": scores}, examples, top=3)
-    assert tuple(three[1].tuned.values()) == (False, True, True)
-    assert three[1].orderings[0].predictions == {"no": 2, "yes": 1}
-    assert three[1].orderings[0].labels == {"yes": 3}
-    assert three[1].purity("prediction") == pytest.approx(2 / 3)
-    assert three[1].purity("label") == 1.0
-    assert three[2].tuned["prediction"] is None
+    assert found[0][0].top == [2, 3]
+    three = find_tunings([("positive", scores)], examples, top=3)
+    assert tuple(tuned(three[1]).values()) == (False, True, True)
+    assert three[1][0].predictions == {"no": 2, "yes": 1}
+    assert three[1][0].labels == {"yes": 3}
+    assert three[1][0].prediction_purity == pytest.approx(2 / 3)
+    assert three[1][0].label_purity == 1.0
+    assert tuned(three[2])["prediction"] is None
 
 
 def brute_force(scores: np.ndarray, examples: Examples, top: int, unique: bool) -> tuple[bool | None, ...]:
@@ -77,8 +86,8 @@ def brute_force(scores: np.ndarray, examples: Examples, top: int, unique: bool) 
     if not prediction:
         return None, None, None
     known = examples.labels.known
-    tuned = (any(prediction), any(label) if known else None)
-    return (*tuned, (tuned[1] and not tuned[0]) if known else None)
+    flags = (any(prediction), any(label) if known else None)
+    return (*flags, (flags[1] and not flags[0]) if known else None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,17 +103,17 @@ def test_signed_tunings_equal_brute_force(seed: int, unique: bool, top: int, lab
     )
     W = torch.from_numpy(random.integers(-3, 4, (m, 6)).astype(np.float32))
     orders = {"positive": W, "negative": -W, "absolute": W.abs()}
-    found = find_tunings(orders, examples, top, unique)
-    for component in found:
-        expected = brute_force(W[:, component.number].numpy(), examples, top, unique)
-        assert tuple(component.tuned.values()) == expected
+    found = find_tunings(orders.items(), examples, top, unique)
+    for number, orderings in enumerate(found):
+        expected = brute_force(W[:, number].numpy(), examples, top, unique)
+        assert tuple(tuned(orderings).values()) == expected
 
 
 def test_without_labels_only_predictions_count() -> None:
     examples = make_examples([0, 0, 1], [None, None, None])
-    (component,) = find_tunings({"positive": column(3, 2, 1)}, examples, top=2)
-    assert component.tuned == {"prediction": True, "label": None, "lnp": None}
-    assert component.purity("label") is None
+    (component,) = find_tunings([("positive", column(3, 2, 1))], examples, top=2)
+    assert tuned(component) == {"prediction": True, "label": None, "lnp": None}
+    assert component[0].label_purity is None
     expected = expected_rates(examples, 2)
     assert expected["label"] is None
     assert rates([component], expected)["lnp"] is None
@@ -112,15 +121,15 @@ def test_without_labels_only_predictions_count() -> None:
 
 def test_a_top_with_an_unlabelled_example_is_not_label_tuned() -> None:
     examples = make_examples([0, 0, 1], [1, None, 1])
-    (component,) = find_tunings({"positive": column(3, 2, 1)}, examples, top=2)
-    assert component.tuned["label"] is False
-    assert component.purity("label") == 0.5
+    (component,) = find_tunings([("positive", column(3, 2, 1))], examples, top=2)
+    assert tuned(component)["label"] is False
+    assert component[0].label_purity == 0.5
 
 
 def test_examples_set_aside_do_not_rank() -> None:
     examples = make_examples([0, 1, 1], [0, 1, 1], aside={0})
-    (component,) = find_tunings({"positive": column(3, 2, 1)}, examples, top=2)
-    assert component.orderings[0].top == [1, 2]
+    (component,) = find_tunings([("positive", column(3, 2, 1))], examples, top=2)
+    assert component[0].top == [1, 2]
 
 
 @pytest.mark.parametrize("unique", [False, True])
@@ -161,7 +170,7 @@ def test_wilson_solves_its_equation(successes: int, trials: int) -> None:
 def test_rates_count_only_components_with_enough_examples() -> None:
     examples = make_examples([0, 0, 1, 1], [0, 1, 1, 0])
     scores = torch.tensor([[3.0, 1.0, 0], [2, 0, 0], [0, 2, 0], [0, 0, 1]])
-    found = rates(find_tunings({"positive": scores}, examples, 2), expected_rates(examples, 2))
+    found = rates(find_tunings([("positive", scores)], examples, 2), expected_rates(examples, 2))
     prediction = found["prediction"]
     assert prediction is not None
     assert (prediction.tuned, prediction.of, prediction.share) == (1, 2, 0.5)

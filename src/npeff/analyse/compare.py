@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npeff.analyse.config import AnalyseConfig, CompareConfig
-from npeff.analyse.records import KINDS, TITLES, Kind, Rate
+from npeff.analyse.records import KINDS, Kind, Summary
 from npeff.analyse.report import draw_rates
 from npeff.analyse.run import analyse_one
 from npeff.decompose.config import METHOD_TITLES, DecomposeConfig, Method, SaeConfig, suggest_components
@@ -17,19 +17,7 @@ from npeff.store.layout import COMPARISONS
 from npeff.store.run import Run
 from npeff.utils.configs import replace, to_dict, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.report import (
-    BLUE,
-    PURPLE,
-    RED,
-    Cell,
-    Column,
-    Emphasis,
-    Table,
-    as_markdown,
-    draw_figure,
-    plain_axes,
-    write_report,
-)
+from npeff.utils.report import Cell, Column, Emphasis, Table, as_markdown, draw_figure, plain_axes, write_report
 from npeff.utils.text import percent
 from npeff.utils.version import __version__
 
@@ -41,30 +29,12 @@ _NUMBERS = ("share", "low", "high", "expected", "tuned", "of")
 """What the CSV file has of each rate."""
 
 
-@dataclass(frozen=True)
-class ComparedMethod:
+@dataclass(frozen=True, kw_only=True)
+class ComparedMethod(Summary):
     """The tunings of one method, from its analysis."""
 
-    method: Method
-    """The method."""
     title: str
-    """What the paper calls it."""
-    name: str
-    """Name of the decomposition."""
-    components: int
-    """Number of components."""
-    eligible: int
-    """Components with enough active examples."""
-    left_out: int
-    """Components with fewer."""
-    top: int
-    """Top examples that must agree."""
-    explained: float | None
-    """Share of an example that the components explain, mean over examples."""
-    tunings: dict[Kind, Rate | None]
-    """How many components are tuned, in each way."""
-    orders: list[str]
-    """Ways of ranking the examples of a component."""
+    """What the paper calls the method."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +121,8 @@ def _measure(run: Run, method: Method, components: int, config: CompareConfig) -
     )
     decompose(wanted, made_for="compare")
     analysis = analyse_one(run, name, AnalyseConfig(config.run, name, config.top, config.unique), quiet=True)
-    shared = (item.name for item in fields(ComparedMethod) if item.name != "title")
-    return ComparedMethod(title=METHOD_TITLES[method], **{key: getattr(analysis, key) for key in shared})
+    summary = {item.name: getattr(analysis, item.name) for item in fields(Summary)}
+    return ComparedMethod(**summary, title=METHOD_TITLES[method])
 
 
 def write(directory: Path, comparison: Comparison) -> None:
@@ -169,7 +139,14 @@ def blocks(comparison: Comparison) -> list[str | Table]:
 
 
 def table(comparison: Comparison) -> Table:
-    """Percentages of tuned components; the highest LnP is bold, the second highest underlined."""
+    """Percentages of tuned components; the highest LnP is bold, the second highest underlined.
+
+    Args:
+        comparison: What was measured.
+
+    Returns:
+        A line per method; the CSV file has the rates with all their numbers.
+    """
     caption = f"{comparison.task}, {comparison.model}, {comparison.options['components']} components"
     in_csv = ["components", "left_out", *(f"{kind}_{number}" for kind in KINDS for number in _NUMBERS)]
     columns = [
@@ -178,7 +155,7 @@ def table(comparison: Comparison) -> Table:
         *(Column(_COLUMNS[kind], ".1f", only="text") for kind in KINDS),
         *(Column(name, only="text") for name in ("Pred by chance", "LnP by chance", "left out")),
     ]
-    found = Table(f"Components tuned, in %: {caption}", columns)
+    lines = Table(f"Components tuned, in %: {caption}", columns)
     ranks = sorted({share for row in comparison.rows if (share := _share(row, "lnp"))}, reverse=True)
     for row in comparison.rows:
         rates = [row.tunings[kind] for kind in KINDS]
@@ -189,8 +166,8 @@ def table(comparison: Comparison) -> Table:
                 cells[-1] = Emphasis(100 * rank, style)  # type: ignore[arg-type]
         chances = [None if rate is None else percent(rate.expected) for rate in (rates[0], rates[2])]
         left_out = f"{row.left_out} of {row.components}"
-        found.rows.append([row.title, row.components, row.left_out, *numbers, *cells, *chances, left_out])
-    return found
+        lines.rows.append([row.title, row.components, row.left_out, *numbers, *cells, *chances, left_out])
+    return lines
 
 
 def _share(row: ComparedMethod, kind: Kind) -> float | None:
@@ -200,15 +177,10 @@ def _share(row: ComparedMethod, kind: Kind) -> float | None:
 
 def _draw(axes: Axes, comparison: Comparison) -> None:
     """Bars of each tuning, a group per method, with intervals."""
-    colours: dict[Kind, str] = {"prediction": BLUE, "label": PURPLE, "lnp": RED}
     for k, kind in enumerate(KINDS):
-        known = {n + 0.27 * (k - 1): row.tunings[kind] for n, row in enumerate(comparison.rows)}
-        rates = {place: rate for place, rate in known.items() if rate is not None and rate.share is not None}
-        if rates:
-            style = {"capsize": 2, "color": colours[kind], "label": TITLES[kind]}
-            draw_rates(axes, list(rates.values()), list(rates), width=0.25, **style)
+        draw_rates(axes, kind, {n + 0.27 * (k - 1): row.tunings[kind] for n, row in enumerate(comparison.rows)}, 0.25)
     axes.set_xticks(range(len(comparison.rows)), [row.title for row in comparison.rows])
-    axes.set(ylim=(0, 100), title=f"{comparison.task}, {comparison.options['components']} components")
+    axes.set(title=f"{comparison.task}, {comparison.options['components']} components")
     if axes.containers:
         axes.legend(frameon=False)
     plain_axes(axes)

@@ -14,8 +14,14 @@ def highlights(components: Sequence[ComponentAnalysis], count: int = 5) -> list[
     """The components to show first: LnP-tuned before label-tuned before others, then by purity of labels, then energy.
 
     So that the list shows different things, a component is passed over if it shares more than a quarter of its top
-    examples with one chosen before, or if half of the list is about its most frequent label already. `components` are
-    those of an analysis.
+    examples with one chosen before, or if half of the list is about its most frequent label already.
+
+    Args:
+        components: Those of an analysis.
+        count: How many to choose at most.
+
+    Returns:
+        The chosen ones, first to show first.
     """
     eligible = [component for component in components if component.prediction_tuned is not None]
     eligible.sort(

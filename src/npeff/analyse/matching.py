@@ -29,7 +29,14 @@ def coefficient_similarity(first: torch.Tensor, second: torch.Tensor) -> torch.T
 
 
 def column_similarity(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """|cos| between the columns of two matrices that come in chunks of rows, ([n, C], [n, D]) each; [C, D]."""
+    """|cos| between the columns of two matrices that come in chunks of rows.
+
+    Args:
+        parts: Chunks of both, ([n, C], [n, D]) each.
+
+    Returns:
+        Similarities, [C, D]; a zero column is like none.
+    """
     products: torch.Tensor | float = 0.0
     squares: list[torch.Tensor | float] = [0.0, 0.0]
     for a, b in parts:

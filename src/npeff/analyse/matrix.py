@@ -13,8 +13,15 @@ _BLOCK = 2048
 def strongest_correlations(coefficients: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """For each component the others with the largest |Pearson correlation| over examples.
 
-    Returns numbers and correlations, both [C, min(count, C − 1)], strongest first. A component that is the same in all
-    examples correlates with nothing (0). Takes one product m × C × C and memory for a chunk of rows and 2,048 × C.
+    Takes one product m × C × C, and memory for a chunk of rows and 2,048 × C.
+
+    Args:
+        coefficients: [m, C].
+        count: How many others to give for each.
+
+    Returns:
+        Numbers of components and correlations, both [C, min(count, C − 1)], strongest first. A component that is the
+        same in all examples correlates with nothing (0).
     """
     m, C = coefficients.shape
     count = min(count, C - 1)
@@ -51,6 +58,12 @@ def embed(coefficients: torch.Tensor) -> torch.Tensor:
 
     Classical scaling: the two leading eigenvectors of the centred matrix of cosines between coefficients. The largest
     entry of each coordinate is positive, so that the same coefficients give the same map.
+
+    Args:
+        coefficients: [m, C].
+
+    Returns:
+        Places, [C, 2].
     """
     C = coefficients.shape[1]
     if C < 3:

@@ -110,29 +110,29 @@ def probe(config: ProbeConfig) -> list[Probe]:
     decomposition = open_decomposition(run, name)
     probes = probe_texts(run, decomposition, config.texts, config.components)
     print(f"Components of {name}")
-    for found in probes:
-        print(f"\n{found.text!r}: {found.prediction_text.strip()} ({found.probability:.1%})")
-        if found.set_aside:
+    for result in probes:
+        print(f"\n{result.text!r}: {result.prediction_text.strip()} ({result.probability:.1%})")
+        if result.set_aside:
             print("  set aside: a value was not finite")
             continue
-        print("\n".join(_lines(found, run, decomposition, config.examples)))
+        print("\n".join(_lines(result, run, decomposition, config.examples)))
     return probes
 
 
-def _lines(found: Probe, run: Run, decomposition: Decomposition, examples: int) -> list[str]:
+def _lines(result: Probe, run: Run, decomposition: Decomposition, examples: int) -> list[str]:
     """The components of a text as lines of a table."""
-    has_shares = all(item.share is not None for item in found.components)
+    has_shares = all(item.share is not None for item in result.components)
     scores, texts = decomposition.coefficients.abs().numpy(), run.table["text"]
     lines = [f"  {'component':>11}  {'share':>6}  {'coefficient':>11}  top example{'s' if examples > 1 else ''}"]
-    for item in found.components:
+    for item in result.components:
         best = top_examples(scores[:, item.component], run.usable, examples).tolist()
         shown = " | ".join(shorten(texts[k].as_py(), _WIDTH) for k in best)
         share = "" if item.share is None else f"{item.share:.1%}"
         lines.append(f"  {item.component:11d}  {share:>6}  {item.coefficient:11.4f}  {shown}")
     if has_shares:
-        rest = 1 - found.residual - sum(item.share or 0 for item in found.components)
+        rest = 1 - result.residual - sum(item.share or 0 for item in result.components)
         lines.append(f"  {'others':>11}  {max(0.0, rest):6.1%}")
-    return [*lines, f"  {'unexplained':>11}  {found.residual:6.1%}"]
+    return [*lines, f"  {'unexplained':>11}  {result.residual:6.1%}"]
 
 
 def probe_texts(run: Run, decomposition: Decomposition, texts: Sequence[str], top: int = 8) -> list[Probe]:

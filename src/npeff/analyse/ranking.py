@@ -22,7 +22,11 @@ def columns(matrix: torch.Tensor) -> Iterator[Array]:
 def ranked(scores: Array) -> Array:
     """Examples with a score above zero, best first; equal scores in order of the examples.
 
-    `scores` is float32 [m]; returns int64 [examples above zero].
+    Args:
+        scores: float32 [m].
+
+    Returns:
+        Numbers of the examples, int64 [examples above zero].
     """
     active = np.flatnonzero(scores > 0)
     # Positive floats sort like their bits. With the example number in the lower half, one sort of whole numbers gives
@@ -48,7 +52,16 @@ def top_examples(scores: Array, usable: Array | None = None, count: int | None =
 
 
 def distinct(order: Array, texts: Array, count: int | None = None) -> Array:
-    """The first of each text in `order` (positions into `texts`), at most `count`; order kept."""
+    """The first example of each text.
+
+    Args:
+        order: Numbers of examples, best first.
+        texts: Number of the text of every example, [m].
+        count: How many to give at most; all if not given.
+
+    Returns:
+        Those of `order` whose text has not come before, in the same order.
+    """
     look = len(order) if count is None else min(len(order), 4 * count)
     while True:
         first = np.sort(np.unique(texts[order[:look]], return_index=True)[1])
@@ -61,19 +74,36 @@ def bands(active: int, top: int, size: int, fractions: tuple[float, ...]) -> lis
     """Places in a ranking of `active` examples where to look below the top: (fraction, places), without overlap.
 
     A band at fraction f starts at place f · active, or behind the top or the band before it if that is later.
+
+    Args:
+        active: Examples in the ranking.
+        top: Places that are looked at anyway.
+        size: Places of a band.
+        fractions: Where bands start, ascending.
+
+    Returns:
+        Fraction and places of each band that is not empty.
     """
-    found, free = [], top
+    places, free = [], top
     for fraction in fractions:
         start = max(free, int(fraction * active))
         stop = min(active, start + size)
         if start < stop:
-            found.append((fraction, range(start, stop)))
+            places.append((fraction, range(start, stop)))
             free = stop
-    return found
+    return places
 
 
 def quantiles(ordered: Array, at: tuple[float, ...]) -> list[float]:
-    """Quantiles (linear between neighbours) of values sorted from largest to smallest; none of no values."""
+    """Quantiles of values, linear between neighbours.
+
+    Args:
+        ordered: Values from largest to smallest.
+        at: Which quantiles, each from 0 to 1.
+
+    Returns:
+        One for each of `at`; none of no values.
+    """
     if not len(ordered):
         return []
     places = (1 - np.array(at)) * (len(ordered) - 1)

@@ -124,23 +124,16 @@ class AnalysisInputs:
     options: AnalysisOptions
 
 
-@dataclass(frozen=True)
-class Analysis:
-    """What the components of a decomposition are tuned to (analysis.json)."""
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A decomposition as a whole."""
 
-    format: int
-    """Version of this layout."""
-    npeff: str
-    """Version that wrote it."""
-    inputs: AnalysisInputs
     name: str
     """Name of the decomposition."""
     method: Method
     """Method of the decomposition."""
     orders: list[str]
     """Ways of ranking the examples of a component."""
-    examples: int
-    """Usable examples."""
     components: int
     """Number of components C."""
     eligible: int
@@ -149,16 +142,30 @@ class Analysis:
     """Components with fewer."""
     top: int
     """Top examples that must agree for a component to be tuned."""
-    unique: bool
-    """Whether only distinct texts count."""
+    explained: float | None
+    """Share of an example that the components explain (1 less its residual), mean over usable examples."""
     tunings: dict[Kind, Rate | None]
     """How many components are tuned, in each way; None without labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis(Summary):
+    """What the components of a decomposition are tuned to (analysis.json)."""
+
+    format: int
+    """Version of this layout."""
+    npeff: str
+    """Version that wrote it."""
+    inputs: AnalysisInputs
+    """What it was made of."""
+    examples: int
+    """Usable examples."""
+    unique: bool
+    """Whether only distinct texts count."""
     labels: dict[str, float] | None
     """Share of each label among the usable examples, largest first; None without labels."""
     predictions: dict[str, float] | None
     """Share of each prediction among the usable examples, largest first."""
-    explained: float | None
-    """Share of an example that the components explain (1 less its residual), mean over usable examples."""
     component: list[ComponentAnalysis]
     """Every component, [C]."""
 

@@ -49,7 +49,15 @@ class Member:
 
 
 def read_members(run: Run, names: Sequence[str]) -> list[Member]:
-    """The run's decompositions `names`."""
+    """What the configs of a run's decompositions tell.
+
+    Args:
+        run: The run.
+        names: Names of decompositions.
+
+    Returns:
+        One for each.
+    """
     members = []
     for name in names:
         folder = decomposition_folder(run.path, name)
@@ -154,11 +162,11 @@ class Relation:
     """Mean similarity of these pairs."""
     best: float
     """Mean over the components of both of the largest |cos| of coefficients with one of the other."""
-    components: float | None
+    components: float | None = None
     """Mean |cos| of components that are matched by themselves; None if they live in different spaces."""
-    by_components: ComponentPairs | None
+    by_components: ComponentPairs | None = None
     """Matched one to one by the components themselves."""
-    parents: ComponentPairs | None
+    parents: ComponentPairs | None = None
     """Each component of the second with the most similar one of the first; None if they have as many."""
 
 
@@ -222,23 +230,15 @@ def compare_tensors(first: Member, second: Member) -> Relation:
         by_components = None
         if _same_space(first, second, a, b):
             by_components = torch.nan_to_num(matching.column_similarity(_columns(a, b)))
-    rows, columns = _best_first(by_coefficients, *matching.match(by_coefficients))
-    relation = Relation(
-        matched=_pairs(rows, columns, by_coefficients, by_components),
-        coefficients=_mean(by_coefficients, rows, columns),
-        best=matching.mean_best_similarity(by_coefficients),
-        components=None,
-        by_components=None,
-        parents=None,
-    )
+    matched = _pairs(*_best_first(by_coefficients), by_coefficients, by_components)
+    relation = Relation(matched, _mean(matched.coefficients), matching.mean_best_similarity(by_coefficients))
     if by_components is not None:
-        rows, columns = _best_first(by_components, *matching.match(by_components))
-        pairs = _pairs(rows, columns, by_coefficients, by_components)
-        relation = replace(relation, components=_mean(by_components, rows, columns), by_components=pairs)
+        pairs = _pairs(*_best_first(by_components), by_coefficients, by_components)
+        relation = replace(relation, components=_mean(pairs.components or []), by_components=pairs)
     if first.components < second.components:
-        parents = matching.parents(by_coefficients)
-        pairs = _pairs(parents, np.arange(second.components), by_coefficients, by_components)
-        relation = replace(relation, parents=pairs)
+        every = np.arange(second.components)
+        parents = _pairs(matching.parents(by_coefficients), every, by_coefficients, by_components)
+        relation = replace(relation, parents=parents)
     return relation
 
 
@@ -262,7 +262,9 @@ def _same_space(first: Member, second: Member, a: Any, b: Any) -> bool:
     return len(kinds) == 1 and len({file.get_slice("components").get_shape()[1] for file in (a, b)}) == 1
 
 
-def _best_first(similarity: torch.Tensor, rows: Array, columns: Array) -> tuple[Array, Array]:
+def _best_first(similarity: torch.Tensor) -> tuple[Array, Array]:
+    """Matched rows and columns, most similar first."""
+    rows, columns = matching.match(similarity)
     order = (-similarity.numpy()[rows, columns]).argsort(kind="stable")
     return rows[order], columns[order]
 
@@ -279,5 +281,5 @@ def _pairs(
     )
 
 
-def _mean(similarity: torch.Tensor, rows: Array, columns: Array) -> float:
-    return float(similarity.numpy()[rows, columns].mean()) if len(rows) else 0.0
+def _mean(similarities: list[float]) -> float:
+    return float(np.mean(similarities)) if similarities else 0.0

@@ -20,6 +20,8 @@ _PREVIEW = 100
 
 Item = tuple[int, float, float | None]
 """Another decomposition's component, with the similarity of coefficients and of components."""
+Items = dict[int, list[Item]]
+"""Component → what it is in another decomposition; those that are nothing there may be missing."""
 
 
 def brief(component: ComponentAnalysis, texts: Sequence[str]) -> list[Any]:
@@ -77,16 +79,13 @@ class Relations:
     ) -> None:
         self.members, self.pairs, self._briefs = members, pairs, briefs
         self.chains = chains(members)
-        # member → other member → component → its items there
-        self._items: dict[int, dict[int, list[list[Item]]]] = defaultdict(dict)
-        self._by_components: dict[int, dict[int, list[Item | None]]] = defaultdict(dict)
+        self._items: dict[int, dict[int, Items]] = defaultdict(dict)
+        self._by_components: dict[int, dict[int, Items]] = defaultdict(dict)
         for (a, b), relation in pairs.items():
-            sizes = members[a].components, members[b].components
-            self._items[a][b], self._items[b][a] = _both_sides(relation.parents or relation.matched, *sizes)
-            if relation.by_components and sizes[0] == sizes[1]:
-                sides = _both_sides(relation.by_components, *sizes, by="components")
-                for one, other, lists in ((a, b, sides[0]), (b, a, sides[1])):
-                    self._by_components[one][other] = [items[0] if items else None for items in lists]
+            self._items[a][b], self._items[b][a] = _both_sides(relation.parents or relation.matched)
+            if relation.by_components and members[a].components == members[b].components:
+                sides = _both_sides(relation.by_components, by="components")
+                self._by_components[a][b], self._by_components[b][a] = sides
 
     @classmethod
     def of(cls, run: Run, names: Sequence[str], briefs: Sequence[Sequence[list[Any]]]) -> Relations:
@@ -97,7 +96,14 @@ class Relations:
         return cls(members, {(a, b): relate(run, members[a], members[b]) for a, b in bar}, briefs)
 
     def others(self, member: int) -> list[int]:
-        """Members that `member` was related with: same count first, then coarser to finer; seeds before methods."""
+        """Members that one was related with.
+
+        Args:
+            member: Its number.
+
+        Returns:
+            Their numbers: same count first, then coarser to finer; seeds before methods.
+        """
         mine = self.members[member]
 
         def order(other: int) -> tuple[bool, int, bool, int]:
@@ -119,16 +125,16 @@ class Relations:
         """
         entries = []
         for other in self.others(member):
-            items = sorted(self._items[member][other][component], key=lambda item: (-item[1], item[0]))
+            items = sorted(self._items[member][other].get(component, []), key=lambda item: (-item[1], item[0]))
             here, there = self.members[member].components, self.members[other].components
-            by_components = self._by_components[member].get(other)
+            matches = self._by_components[member].get(other, {}).get(component)
             entries.append(
                 Relatives(
                     other=other,
                     kind="match" if here == there else "parent" if here > there else "splits",
                     count=len(items),
                     items=[[*item, *self._briefs[other][item[0]]] for item in items[:most]],
-                    by_components=by_components[component] if by_components else None,
+                    by_components=matches[0] if matches else None,
                 )
             )
         return entries
@@ -151,13 +157,19 @@ class Relations:
         ]
         if not seeds:
             return None
-        totals = [
-            sum(item[1] for other in seeds for item in self._items[member][other][j]) for j in range(mine.components)
-        ]
+        found_again = [self._items[member][other] for other in seeds]
+        totals = [sum(item[1] for items in found_again for item in items.get(j, [])) for j in range(mine.components)]
         return rounded([total / len(seeds) for total in totals])
 
     def lines(self, tuned: Sequence[Sequence[str | None]]) -> list[RelatedPair]:
-        """Every pair in a line; `tuned` says of each member's components to which prediction they are tuned."""
+        """Every pair in a line.
+
+        Args:
+            tuned: For each member, to which prediction each component is tuned, if it is.
+
+        Returns:
+            One for each pair.
+        """
         lines = []
         for (a, b), relation in self.pairs.items():
             line = RelatedPair(a, b, relation.coefficients, relation.components, relation.best)
@@ -169,17 +181,15 @@ class Relations:
 
 
 def _both_sides(
-    pairs: ComponentPairs, first: int, second: int, by: Literal["coefficients", "components"] = "coefficients"
-) -> tuple[list[list[Item]], list[list[Item]]]:
-    """Items of each component of the first, and of the second; without pairs that have nothing in common."""
-    left: list[list[Item]] = [[] for _ in range(first)]
-    right: list[list[Item]] = [[] for _ in range(second)]
+    pairs: ComponentPairs, by: Literal["coefficients", "components"] = "coefficients"
+) -> tuple[Items, Items]:
+    """Items of the components of the first, and of the second; without pairs that have nothing in common."""
+    left: Items = defaultdict(list)
+    right: Items = defaultdict(list)
     components: Sequence[float | None] = pairs.components or [None] * len(pairs.first)
-    for a, b, of_coefficients, of_components in zip(
-        pairs.first, pairs.second, pairs.coefficients, components, strict=True
-    ):
-        similarity = of_components if by == "components" else of_coefficients
-        if similarity and a != matching.NOBODY:
-            left[a].append((b, of_coefficients, of_components))
-            right[b].append((a, of_coefficients, of_components))
+    for a, b, *both in zip(pairs.first, pairs.second, pairs.coefficients, components, strict=True):
+        by_coefficients, by_components = both
+        if both[by == "components"] and a != matching.NOBODY:
+            left[a].append((b, by_coefficients or 0.0, by_components))
+            right[b].append((a, by_coefficients or 0.0, by_components))
     return left, right

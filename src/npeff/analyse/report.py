@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from npeff.analyse.records import KINDS, TITLES, Analysis, ComponentAnalysis, Rate
+from npeff.analyse.records import KINDS, TITLES, Analysis, ComponentAnalysis, Kind, Rate
 from npeff.utils.configs import write_record
 from npeff.utils.files import remove_partials
-from npeff.utils.report import Cell, Column, Table, draw_figure, plain_axes, write_report
+from npeff.utils.report import BLUE, PURPLE, RED, Cell, Column, Table, draw_figure, plain_axes, write_report
 from npeff.utils.text import percent, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 JSON = "analysis.json"
-FILES = (
-    JSON,
-    "components.csv",
-    "tunings.md",
-    "tunings.tex",
-    "tunings.png",
-    "tunings.svg",
-    "density.png",
-    "density.svg",
-)
+_TUNINGS = tuple(f"tunings.{ending}" for ending in ("md", "tex", "png", "svg"))
+FILES = (JSON, "components.csv", *_TUNINGS, "density.png", "density.svg")
 _SHOWN = 25
+_COLOURS: dict[Kind, str] = {"prediction": BLUE, "label": PURPLE, "lnp": RED}
 _MEANINGLESS = 0.5
 """Where so many components would be tuned by chance, being tuned says nothing."""
 
@@ -63,13 +57,19 @@ def in_words(analysis: Analysis) -> str:
 
 
 def one_class_in_words(analysis: Analysis) -> list[str]:
-    """Warnings where nearly all examples are of one class, so that agreeing on it is no sign of anything."""
+    """Warnings where nearly all examples are of one class, so that agreeing on it is no sign of anything.
+
+    Args:
+        analysis: The analysis.
+
+    Returns:
+        A sentence about predictions, one about labels, or none.
+    """
     lines = []
-    for kind, shares, verb in (
-        ("prediction", analysis.predictions, "were predicted"),
-        ("label", analysis.labels, "are labelled"),
+    for kind, rate, shares, verb in (
+        ("prediction", analysis.tunings["prediction"], analysis.predictions, "were predicted"),
+        ("label", analysis.tunings["label"], analysis.labels, "are labelled"),
     ):
-        rate = analysis.tunings[kind]  # type: ignore[index]
         # the chance of several orderings is the sum over them
         if rate is None or not shares or rate.expected / len(analysis.orders) < _MEANINGLESS:
             continue
@@ -93,7 +93,14 @@ def _rate_in_words(rate: Rate | None) -> str:
 
 
 def components_table(analysis: Analysis) -> Table:
-    """One line per component; lists are joined with spaces, class shares are those of the top of the first ordering."""
+    """All components, for components.csv.
+
+    Args:
+        analysis: The analysis.
+
+    Returns:
+        A line per component; lists are joined with spaces, and classes are counted in the top of the first ordering.
+    """
     plain = [*(f"{kind}_tuned" for kind in KINDS), "prediction_purity", "label_purity", "used", "density", "energy"]
     names = ["component", *plain, "labels", "predictions", "median", "max", "top", "shares", "correlated"]
     table = Table(f"Components of {analysis.name}", [Column(name) for name in names])
@@ -109,7 +116,14 @@ def components_table(analysis: Analysis) -> Table:
 
 
 def rates_table(analysis: Analysis) -> Table:
-    """How many components are tuned, in each way."""
+    """How many components are tuned.
+
+    Args:
+        analysis: The analysis.
+
+    Returns:
+        A line for each way of being tuned.
+    """
     agreeing = "distinct texts" if analysis.unique else "examples"
     caption = (
         f"{analysis.components} components of {analysis.examples} examples (method {analysis.method}). "
@@ -137,7 +151,15 @@ def _remarks(analysis: Analysis) -> list[str]:
 
 
 def energy_table(analysis: Analysis, texts: pa.ChunkedArray) -> Table:
-    """The components with most energy; `texts` are of all examples, [m]."""
+    """The components with most energy.
+
+    Args:
+        analysis: The analysis.
+        texts: Texts of all examples, [m].
+
+    Returns:
+        A line per component, most energy first.
+    """
     names = ("tuned", "labels in top", "predictions in top", "first example")
     table = Table(
         f"## The {min(_SHOWN, analysis.components)} components with most energy",
@@ -166,25 +188,34 @@ def _most_frequent(counts: dict[str, int], shown: int = 4) -> str:
 # --- figures ------------------------------------------------------------------------------------------------------
 
 
-def draw_rates(axes: Axes, rates: list[Rate], places: list[float], width: float, **style: object) -> None:
-    """Bars of the shares of `rates`, in percent and with their intervals, at `places`."""
-    shares = [100 * (rate.share or 0) for rate in rates]
-    below = [max(0.0, share - 100 * rate.low) for share, rate in zip(shares, rates, strict=True)]
-    above = [max(0.0, 100 * rate.high - share) for share, rate in zip(shares, rates, strict=True)]
-    axes.bar(places, shares, yerr=[below, above] if rates else None, width=width, **style)  # type: ignore[arg-type]
+def draw_rates(axes: Axes, kind: Kind, rates: Mapping[float, Rate | None], width: float) -> None:
+    """Bars with intervals: how many components are tuned in one way.
+
+    Args:
+        axes: Where to draw.
+        kind: The way of being tuned, which has a colour of its own.
+        rates: Place on the axis → rate; those that are not known are left out.
+        width: Width of a bar.
+    """
+    known = {place: rate for place, rate in rates.items() if rate is not None and rate.share is not None}
+    if known:
+        shares = [100 * (rate.share or 0) for rate in known.values()]
+        ends = [(100 * rate.low, 100 * rate.high) for rate in known.values()]
+        below = [max(0.0, share - low) for share, (low, _) in zip(shares, ends, strict=True)]
+        above = [max(0.0, high - share) for share, (_, high) in zip(shares, ends, strict=True)]
+        style = {"color": _COLOURS[kind], "label": TITLES[kind], "capsize": 3}
+        axes.bar(list(known), shares, yerr=[below, above], width=width, **style)  # type: ignore[arg-type]
     axes.set(ylim=(0, 100), ylabel="% of components")
 
 
 def _draw_tunings(axes: Axes, analysis: Analysis) -> None:
-    known = {TITLES[kind]: rate for kind, rate in analysis.tunings.items() if rate and rate.share is not None}
-    draw_rates(axes, list(known.values()), list(range(len(known))), width=0.55, color="#4c78a8", capsize=4)
-    for place, rate in enumerate(known.values()):
-        label = "by chance" if place == 0 else ""
-        axes.hlines(100 * rate.expected, place - 0.35, place + 0.35, color="#e45756", label=label)
-    axes.set_xticks(range(len(known)), list(known))
-    axes.set(title=f"{analysis.name}: {analysis.eligible} components")
-    if known:
-        axes.legend(frameon=False)
+    for place, kind in enumerate(KINDS):
+        rate = analysis.tunings[kind]
+        draw_rates(axes, kind, {place: rate}, width=0.55)
+        if rate is not None and rate.share is not None:
+            axes.hlines(100 * rate.expected, place - 0.35, place + 0.35, color="black", linestyle="--")
+    axes.set_xticks(range(len(KINDS)), [TITLES[kind] for kind in KINDS])
+    axes.set(title=f"{analysis.name}: {analysis.eligible} components; dashed: by chance")
     plain_axes(axes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +58,12 @@ def read_analysis(run: Run, name: str) -> Analysis:
         The analysis.
     """
     config = AnalyseConfig(str(run.path), name)
-    saved = _read(decomposition_folder(run.path, name))
+    folder = decomposition_folder(run.path, name)
+    saved = _read(folder)
     if saved is not None:
         config = dataclasses.replace(config, top=saved.top, unique=saved.unique)
+        if saved.inputs == _inputs(run, folder, config):
+            return saved
     return analyse_one(run, name, config, quiet=True)
 
 
@@ -113,7 +116,14 @@ def _read(folder: Path) -> Analysis | None:
 
 
 def read_examples(run: Run) -> tunings.Examples:
-    """What tunings need of a run's example table."""
+    """What tunings need of a run's example table.
+
+    Args:
+        run: The run, of m examples.
+
+    Returns:
+        Predictions, labels and texts of all of them.
+    """
     table, names = run.table, run.manifest.task.labels
     labels = table["label"].fill_null(tunings.UNKNOWN).to_numpy().astype(np.int64)
     if names:  # the task's own order of classes
@@ -141,14 +151,10 @@ def summarise(name: str, decomposition: Decomposition, examples: tunings.Example
         The analysis.
     """
     orders, options = decomposition.orders, inputs.options
-
-    def scores() -> Iterator[tuple[str, torch.Tensor]]:
-        for order in orders:
-            yield order, decomposition.scores(order)
-
-    components = tunings.find_tunings(scores(), examples, options.top, options.unique)
+    scores = ((order, decomposition.scores(order)) for order in orders)
+    components = tunings.find_tunings(scores, examples, options.top, options.unique)
     expected = tunings.expected_rates(examples, options.top, len(orders), options.unique)
-    eligible = sum(component.tuned["prediction"] is not None for component in components)
+    eligible = sum(tunings.tuned(orderings)["prediction"] is not None for orderings in components)
     return Analysis(
         format=FORMAT,
         npeff=__version__,
@@ -170,9 +176,7 @@ def summarise(name: str, decomposition: Decomposition, examples: tunings.Example
     )
 
 
-def _components(
-    components: list[tunings.Component], decomposition: Decomposition, usable: int
-) -> list[ComponentAnalysis]:
+def _components(components: list[list[Ordering]], decomposition: Decomposition, usable: int) -> list[ComponentAnalysis]:
     """The entry of each component; `usable` is the number of usable examples."""
     coefficients = decomposition.coefficients
     energy, used = decomposition.energy, decomposition.used
@@ -180,20 +184,22 @@ def _components(
     return [
         ComponentAnalysis(
             number=number,
-            prediction_tuned=component.tuned["prediction"],
-            label_tuned=component.tuned["label"],
-            lnp_tuned=component.tuned["lnp"],
-            prediction_purity=component.purity("prediction"),
-            label_purity=component.purity("label"),
+            **{f"{kind}_tuned": flag for kind, flag in tunings.tuned(orderings).items()},
+            prediction_purity=_highest(ordering.prediction_purity for ordering in orderings),
+            label_purity=_highest(ordering.label_purity for ordering in orderings),
             used=int(used[number]),
             density=int(used[number]) / max(usable, 1),
             energy=float(energy[number]),
             correlated=related[number].tolist(),
             correlation=_rounded(correlations[number].tolist()),
-            orderings=[_ordering(ordering, number, decomposition) for ordering in component.orderings],
+            orderings=[_ordering(ordering, number, decomposition) for ordering in orderings],
         )
-        for number, component in enumerate(components)
+        for number, orderings in enumerate(components)
     ]
+
+
+def _highest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _ordering(ordering: Ordering, number: int, decomposition: Decomposition) -> Ordering:

@@ -77,7 +77,14 @@ def spectra(config: SpectraConfig) -> Spectra:
 
 
 def eigenvalues(source: RowSource) -> Iterator[Array]:
-    """Eigenvalues of GᵀG of every example that has rows, largest first, divided by their sum; [rank] each."""
+    """Eigenvalues of GᵀG of every example that has rows.
+
+    Args:
+        source: Rows G of the examples.
+
+    Yields:
+        Eigenvalues of one example, largest first, divided by their sum, [rank].
+    """
     ranks = source.ranks
     for start in range(0, len(ranks), _EXAMPLES):
         counts = ranks[start : start + _EXAMPLES]
@@ -103,7 +110,14 @@ def mean_shares(values: Array) -> tuple[list[float], list[float], list[float]]:
 
 
 def table(result: Spectra) -> Table:
-    """A line per number of directions."""
+    """The means as a table.
+
+    Args:
+        result: What was measured.
+
+    Returns:
+        A line per number of directions.
+    """
     columns = [
         Column("directions"),
         Column("eigenvalue", ".3%", title="eigenvalue, of the trace"),

@@ -72,7 +72,7 @@ def sweep(config: SweepConfig) -> Sweep:
     distributed.start()
     run = Run.open(config.run)
     directory = run.path / SWEEPS / f"{config.method}-{config.seed}"
-    counts = sorted(set(config.components)) or default_counts(int(run.usable.sum()))
+    counts = sorted(set(config.components)) or default_counts(round(int(run.usable.sum()) * (1 - config.holdout)))
     first = distributed.rank() == 0
     rows: list[SweepRow] = []
     with only_one(directory, active=first):
@@ -98,11 +98,10 @@ def sweep(config: SweepConfig) -> Sweep:
     return result
 
 
-def default_counts(usable: int) -> list[int]:
-    """Numbers of components to try for so many usable examples, around what `npeff decompose` would choose."""
-    usual = 2 ** (suggest_components(usable).bit_length() - 1)
-    counts = {max(2, usual // 8), max(2, usual // 4), max(2, usual // 2), usual, 2 * usual}
-    return sorted(count for count in counts if count <= max(2, usable // 2))
+def default_counts(examples: int) -> list[int]:
+    """Numbers of components to try for so many examples to fit, around what `npeff decompose` would choose."""
+    usual = 2 ** (suggest_components(examples).bit_length() - 1)
+    return [count for count in (usual // 8, usual // 4, usual // 2, usual, 2 * usual) if 2 <= count <= examples] or [1]
 
 
 def _key(run: Run, config: FitConfig, holdout: float) -> str:
@@ -194,7 +193,14 @@ def advice(rows: list[SweepRow]) -> str:
 
 
 def table(rows: list[SweepRow]) -> Table:
-    """A line per number of components."""
+    """What was measured as a table.
+
+    Args:
+        rows: What was measured.
+
+    Returns:
+        A line per number of components.
+    """
     columns = [
         Column("components"),
         Column("held_in_loss", ".4f", title="held-in loss"),

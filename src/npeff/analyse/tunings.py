@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -49,28 +49,21 @@ class Examples:
     """bool [m]: false where the example was set aside."""
 
 
-@dataclass
-class Component:
-    """One component; `tuned` is what it counts as over all its orderings."""
+def tuned(orderings: Sequence[Ordering]) -> dict[Kind, bool | None]:
+    """What a component counts as over all its orderings.
 
-    number: int
-    orderings: list[Ordering] = field(default_factory=list)
+    Tuned is what is tuned in any ordering; LnP is label-tuned in any and prediction-tuned in none.
 
-    @property
-    def tuned(self) -> dict[Kind, bool | None]:
-        """For each of KINDS: yes, no, or None where it cannot be said.
+    Args:
+        orderings: The component's examples under each way of ranking them.
 
-        Tuned is what is tuned in any ordering; LnP is label-tuned in any and prediction-tuned in none.
-        """
-        prediction = _any(o.prediction_tuned for o in self.orderings)
-        label = _any(o.label_tuned for o in self.orderings)
-        lnp = None if prediction is None or label is None else label and not prediction
-        return {"prediction": prediction, "label": label, "lnp": lnp}
-
-    def purity(self, kind: str) -> float | None:
-        """Highest purity of `prediction` or `label` over the orderings."""
-        found = [getattr(o, f"{kind}_purity") for o in self.orderings]
-        return max((value for value in found if value is not None), default=None)
+    Returns:
+        For each of KINDS: yes, no, or None where it cannot be said.
+    """
+    prediction = _any(ordering.prediction_tuned for ordering in orderings)
+    label = _any(ordering.label_tuned for ordering in orderings)
+    lnp = None if prediction is None or label is None else label and not prediction
+    return {"prediction": prediction, "label": label, "lnp": lnp}
 
 
 def _any(values: Iterable[bool | None]) -> bool | None:
@@ -79,30 +72,32 @@ def _any(values: Iterable[bool | None]) -> bool | None:
 
 
 def find_tunings(
-    scores: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
-    examples: Examples,
-    top: int = 16,
-    unique: bool = False,
-) -> list[Component]:
+    scores: Iterable[tuple[str, torch.Tensor]], examples: Examples, top: int = 16, unique: bool = False
+) -> list[list[Ordering]]:
     """Rank the examples of every component and see what its top has in common.
 
-    `scores` gives the name of each way of ranking and a matrix [m, C]; only examples above zero belong to a component.
-    An iterator of pairs is read one by one, so that the matrices need not be in memory together.
+    Args:
+        scores: Name of each way of ranking and a matrix [m, C]; only examples above zero belong to a component. An
+            iterator is read one by one, so that the matrices need not be in memory together.
+        examples: What is known about the m examples.
+        top: How many examples make a top.
+        unique: Count only the first of several examples with the same text.
+
+    Returns:
+        For each of C components, its examples under each way of ranking.
     """
-    components: list[Component] = []
-    for order, matrix in scores.items() if isinstance(scores, Mapping) else scores:
-        if not components:
-            components = [Component(number) for number in range(matrix.shape[1])]
-        for component, column in zip(components, columns(matrix), strict=True):
-            component.orderings.append(_ordering(order, column, examples, top, unique))
-    return components
+    by_order = [
+        [_ordering(order, column, examples, top, unique) for column in columns(matrix)] for order, matrix in scores
+    ]
+    return [list(orderings) for orderings in zip(*by_order, strict=True)]
 
 
 def _ordering(order: str, scores: Array, examples: Examples, top: int, unique: bool) -> Ordering:
     ranking = top_examples(scores, examples.usable)
     active = len(np.unique(examples.texts[ranking])) if unique else len(ranking)
     best = distinct(ranking, examples.texts, top) if unique else ranking[:top]
-    predictions, labels = examples.predictions.codes[best], examples.labels.codes[best]
+    predictions, prediction_purity = _count(examples.predictions, best)
+    labels, label_purity = _count(examples.labels, best)
     enough = active >= top
     return Ordering(
         order=order,
@@ -110,28 +105,22 @@ def _ordering(order: str, scores: Array, examples: Examples, top: int, unique: b
         top=best.tolist(),
         scores=scores[best].tolist(),
         quantiles=quantiles(scores[ranking], QUANTILES),
-        predictions=_counts(predictions, examples.predictions),
-        labels=_counts(labels, examples.labels),
-        prediction_purity=_purity(predictions),
-        label_purity=_purity(labels) if examples.labels.known else None,
-        prediction_tuned=agree(predictions) if enough else None,
-        label_tuned=agree(labels) if enough and examples.labels.known else None,
+        predictions=predictions,
+        labels=labels,
+        prediction_purity=prediction_purity,
+        label_purity=label_purity,
+        prediction_tuned=prediction_purity == 1 if enough else None,
+        label_tuned=label_purity == 1 if enough and examples.labels.known else None,
     )
 
 
-def agree(codes: Array) -> bool:
-    """Whether all classes are known and the same."""
-    return len(codes) > 0 and codes[0] != UNKNOWN and bool((codes == codes[0]).all())
-
-
-def _counts(codes: Array, classes: Classes) -> dict[str, int]:
-    return {classes.names[code]: count for code, count in Counter(codes.tolist()).most_common() if code != UNKNOWN}
-
-
-def _purity(codes: Array) -> float | None:
-    if not len(codes):
-        return None
-    return max(Counter(codes[codes != UNKNOWN].tolist()).values(), default=0) / len(codes)
+def _count(classes: Classes, best: Array) -> tuple[dict[str, int], float | None]:
+    """How often each class occurs in a top, most frequent first, and the share of the most frequent one."""
+    codes = Counter(classes.codes[best].tolist())
+    del codes[UNKNOWN]
+    counts = {classes.names[code]: count for code, count in codes.most_common()}
+    known = classes.known and len(best) > 0
+    return counts, max(counts.values(), default=0) / len(best) if known else None
 
 
 # --- how much of it is chance -------------------------------------------------------------------------------------
@@ -152,6 +141,15 @@ def expected_rates(examples: Examples, top: int, orderings: int = 1, unique: boo
 
     Exact for one ordering; for several an upper bound, the sum over them. LnP is "labels agree" less "labels and
     predictions agree".
+
+    Args:
+        examples: What is known about the examples.
+        top: How many examples make a top.
+        orderings: How many ways of ranking there are.
+        unique: Draw distinct texts.
+
+    Returns:
+        The share for each of KINDS; None without labels.
     """
     pool = np.flatnonzero(examples.usable)
     if unique:
@@ -168,7 +166,16 @@ def expected_rates(examples: Examples, top: int, orderings: int = 1, unique: boo
 
 
 def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's confidence interval of a share (95% unless told otherwise)."""
+    """Wilson's confidence interval of a share.
+
+    Args:
+        successes: How often it was so.
+        trials: How often it was tried.
+        z: Quantile of the normal distribution; 95% unless told otherwise.
+
+    Returns:
+        Lower and upper end.
+    """
     if not trials:
         return 0.0, 1.0
     share, z2 = successes / trials, z * z
@@ -179,11 +186,11 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
     return (0.0 if successes == 0 else max(0.0, low)), (1.0 if successes == trials else min(1.0, high))
 
 
-def rates(components: Sequence[Component], expected: Mapping[Kind, float | None]) -> dict[Kind, Rate | None]:
+def rates(components: Sequence[Sequence[Ordering]], expected: Mapping[Kind, float | None]) -> dict[Kind, Rate | None]:
     """How many components are tuned in each way, beside what chance would give; None where labels are missing.
 
     Args:
-        components: The components of a decomposition.
+        components: What `find_tunings` gives.
         expected: What `expected_rates` gives.
 
     Returns:
@@ -192,8 +199,8 @@ def rates(components: Sequence[Component], expected: Mapping[Kind, float | None]
     by_kind: dict[Kind, Rate | None] = {}
     for kind in KINDS:
         chance = expected[kind]
-        known = [flag for component in components if (flag := component.tuned[kind]) is not None]
-        tuned, of = sum(known), len(known)
-        share = tuned / of if of else None
-        by_kind[kind] = None if chance is None else Rate(tuned, of, *wilson(tuned, of), chance, share)
+        known = [flag for orderings in components if (flag := tuned(orderings)[kind]) is not None]
+        count, of = sum(known), len(known)
+        share = count / of if of else None
+        by_kind[kind] = None if chance is None else Rate(count, of, *wilson(count, of), chance, share)
     return by_kind

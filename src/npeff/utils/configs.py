@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 import textwrap
@@ -101,7 +102,7 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """
     if not isinstance(values, dict):
         raise UserError(f"{kind.__name__} should be a mapping, not {type(values).__name__}.")
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(typing.cast(Any, kind))
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     renamed, removed = getattr(kind, "renamed", {}), getattr(kind, "removed", {})
     values = {renamed.get(name, name): value for name, value in values.items() if name not in removed}
@@ -114,6 +115,12 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
         raise UserError(f"{kind.__name__}: {error}.") from error
     check_numbers(config)
     return config
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Types of the fields of a class; kept, because a file may hold thousands of records."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 LARGEST = 2**53
