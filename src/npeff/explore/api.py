@@ -64,9 +64,10 @@ class Api:
         kind = OPERATIONS[path].request
         try:
             asked = kind and (_from_query(kind, query) if body is None else openapi.parse(kind, body))
-            answer = self._acts[path](asked)
         except ValueError as error:
             return HTTPStatus.BAD_REQUEST, Problem(str(error))
+        try:
+            answer = self._acts[path](asked)
         except ApiError as error:
             return error.status, Problem(str(error))
         except UserError as error:  # the journal is damaged, the disk is full, ...

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from npeff.decompose.run import open_decomposition
 from npeff.explore.themes import Themes
-from npeff.perturb.report import read_components, read_results
+from npeff.perturb.report import Made, read_components, read_results
 from npeff.store.layout import ANALYSIS, DECOMPOSITIONS, PERTURBATIONS
 from npeff.store.run import Run
+from npeff.utils.configs import read_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
 
@@ -45,9 +46,17 @@ def _perturbation(folder: Path) -> Iterator[str]:
         if not (folder / name).is_file():
             yield f"{folder} has no {name}: it was not finished, or is damaged. Run `npeff perturb` again."
             return
-    try:
-        read_components(folder, read_results(folder).key)
-        if (folder / "notes.json").is_file():
-            read_object(folder / "notes.json")
-    except UserError as error:
-        yield str(error)
+    config = folder / "config.json"
+    checks: list[Callable[[], object]] = [
+        lambda: read_record(Made, config),
+        lambda: read_results(folder),
+        lambda: read_object(folder / "notes.json"),
+        lambda: read_components(folder, read_record(Made, config).key),
+    ]
+    messages = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            messages.append(str(error))
+    yield from dict.fromkeys(messages)  # a damaged config.json spoils all of them
