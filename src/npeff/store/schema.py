@@ -125,7 +125,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         manifest = from_dict(Manifest, without_seal(path, values))
         _check_manifest(manifest)
-    except (UserError, ValueError) as error:
+    except UserError as error:
         if SEAL in str(error):  # says itself what to do
             raise
         raise UserError(f"{path} is damaged: {error} Restore it from a copy.") from error
@@ -133,15 +133,15 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _check_manifest(manifest: Manifest) -> None:
-    """Raise ValueError for entries that this module has not written."""
+    """Raise UserError for entries that this module has not written."""
     for name in ("examples", "shard_examples"):
         if not 0 < getattr(manifest, name) < 2**40:
-            raise ValueError(f"{name} is wrong.")
+            raise UserError(f"{name} is wrong.")
     collected = manifest.identity.get("collected")
     if not isinstance(collected, list) or not all(kind in list(KINDS) for kind in collected):
-        raise ValueError("identity.collected is missing or wrong.")
+        raise UserError("identity.collected is missing or wrong.")
     if manifest.complete and len(manifest.shards) != -(-manifest.examples // manifest.shard_examples):
-        raise ValueError("examples, shard_examples or the number of shards is wrong.")
+        raise UserError("examples, shard_examples or the number of shards is wrong.")
 
 
 _COLUMNS = {
