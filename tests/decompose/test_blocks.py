@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npeff.decompose.blocks import Blocks, Rotation, chunks, leading_directions, pef_norms, share
-from npeff.store.rows import ArrayRows, SubsetRows, hold_out
-from npeff.utils.device import choose_device
+from npeff.store.rows import ArrayRows
 from npeff.utils.errors import UserError
 from tests.decompose.reference import pefs, ragged
 
@@ -68,30 +67,6 @@ def test_norms_and_leading_directions_match_numpy():
         assert norms[i] == pytest.approx(np.linalg.norm(G.T @ G), rel=1e-5)
         if rank:
             assert abs(np.linalg.svd(G)[2][0] @ next(directions).numpy()) == pytest.approx(1, abs=1e-5)
-
-
-def test_a_subset_reads_like_its_examples():
-    source = ragged(examples=30)
-    chosen = np.array([0, 3, 4, 11, 12, 13, 29])
-    subset = SubsetRows(source, chosen)
-    assert subset.ranks.tolist() == source.ranks[chosen].tolist()
-    for start in range(len(chosen) + 1):
-        for stop in range(start, len(chosen) + 1):
-            expected = torch.cat([torch.empty(0, 12), *(source.read(i, i + 1) for i in chosen[start:stop])])
-            assert torch.equal(subset.read(start, stop), expected)
-
-
-def test_held_out_examples_depend_on_the_seed_only():
-    held_in, held_out = hold_out(100, 0.3, seed=5)
-    assert len(held_out) == 30
-    assert sorted([*held_in, *held_out]) == list(range(100))
-    assert (hold_out(100, 0.3, seed=5)[1] == held_out).all()
-    assert (hold_out(100, 0.3, seed=6)[1] != held_out).any()
-
-
-def test_refuses_a_device_that_is_not_there():
-    with pytest.raises(UserError, match="Device 'nonsense' cannot be used here"):
-        choose_device("nonsense")
 
 
 def test_rotation_keeps_inner_products_and_lifts_back():

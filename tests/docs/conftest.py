@@ -10,7 +10,7 @@ import pytest
 
 from npeff.cli import main
 from tests import tiny
-from tests.docs.blocks import Block
+from tests.docs.blocks import ROOT, Block
 
 EXAMPLES = 180
 COMPONENTS = 20
@@ -67,12 +67,17 @@ def write_data(folder: Path) -> None:
     texts = [f"{number} " + " ".join(words[(number * 7 + k * 3) % len(words)] for k in range(4 + number % 5))
              for number in range(EXAMPLES)]  # fmt: skip
     (folder / "data").mkdir()
-    with (folder / "reviews.csv").open("w", newline="", encoding="utf-8") as handle:
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    with (folder / "examples" / "reviews.csv").open("w", newline="", encoding="utf-8") as handle:
         writer = csv.writer(handle)
         writer.writerow(["body", "label"])
         writer.writerows([text, ("negative", "positive")[number % 2]] for number, text in enumerate(texts))
     _write_lines(folder / "data" / "sst2.jsonl", texts, ("negative", "positive"))
-    _write_lines(folder / "tickets.jsonl", texts, ("positive", "negative"))
+    # the tiny tokenizer has no single tokens for the labels of the task that is there
+    task = (folder / "examples" / "support.yaml").read_text(encoding="utf-8")
+    task = task.replace('["question", "complaint"]', '["Positive", "Negative"]')
+    (folder / "examples" / "support.yaml").write_text(task, encoding="utf-8")
+    _write_lines(folder / "examples" / "tickets.jsonl", texts, ("positive", "negative"))
 
 
 def _write_lines(path: Path, texts: list[str], labels: tuple[str, str]) -> None:

@@ -69,7 +69,8 @@ def choose_decomposition(run: Path, name: str | None = None) -> str:
     """The decomposition that is meant: the named one, or the run's default.
 
     The default is the newest that `npeff decompose` has made. Those that other commands make on their way (`compare`,
-    `stability`) are only taken if there is no other, so that these commands do not change what is looked at.
+    `stability`) are only taken if there is no other, those of NPEFF first: these commands do not change what is
+    looked at.
 
     Args:
         run: Run directory.
@@ -89,9 +90,10 @@ def choose_decomposition(run: Path, name: str | None = None) -> str:
     return max(names, key=lambda each: _rank(run, each)) if len(names) > 1 else names[0]
 
 
-def _rank(run: Path, name: str) -> tuple[bool, str, bool, str]:
-    """What the default is the largest in: made for its own sake, when, by which method, name."""
+def _rank(run: Path, name: str) -> tuple[bool, str, bool, str, str]:
+    """What the default is the largest in: made for its own sake and when, else by NPEFF and when; name."""
     config = read_object(run / DECOMPOSITIONS / name / "config.json")
     notes = config.get("notes")
     notes = notes if isinstance(notes, dict) else {}
-    return notes.get("made_for") is None, str(notes.get("made", "")), config.get("method") == "npeff", name
+    wanted, made = notes.get("made_for") is None, str(notes.get("made", ""))
+    return wanted, made if wanted else "", config.get("method") == "npeff", made, name

@@ -53,7 +53,17 @@ class Run:
 
     @staticmethod
     def open_unfinished(path: str | Path) -> Run:
-        """Open a run whether or not its collection has ended."""
+        """Open a run whether or not its collection has ended.
+
+        Args:
+            path: Run directory.
+
+        Returns:
+            The run.
+
+        Raises:
+            UserError: It is no run directory.
+        """
         path = Path(path)
         if not (path / MANIFEST).is_file():
             raise UserError(f"{path} is not a run directory: it has no {MANIFEST}. `npeff collect` makes one.")
@@ -102,7 +112,17 @@ class Run:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The example table, as it was written."""
+        """The example table, as it was written.
+
+        Returns:
+            One line per example, [m]; `store.examples` says what its columns mean.
+
+        Raises:
+            UserError: It is missing or damaged.
+            OSError: There is not enough memory.
+            ValueError: The same, as PyArrow may say it.
+            pa.ArrowException: The same.
+        """
         path = self.path / EXAMPLES
         if self.manifest.complete and not self.examples_are_whole():
             raise UserError(f"{path} is missing or has changed. `npeff verify {self.path}` repairs it.")
@@ -139,7 +159,17 @@ class Run:
             raise UserError(f"{self.path} was shared without its rows, which this needs. {self.how_to_get_rows}")
 
     def source(self, kind: str) -> StoredRows:
-        """Rows of one kind: `fisher`, `gradient` or `activation`."""
+        """The rows of a run.
+
+        Args:
+            kind: `fisher`, `gradient` or `activation`.
+
+        Returns:
+            A source that reads them from the shards.
+
+        Raises:
+            UserError: The run was collected, or shared, without them.
+        """
         self._check_rows()
         tensor, switch = KINDS[kind]
         if kind not in self.manifest.collected:
@@ -161,7 +191,12 @@ class Run:
     # --- writing shards ----------------------------------------------------------------------------------------
 
     def write_shard(self, shard: Shard, tensors: dict[str, torch.Tensor]) -> None:
-        """Write a shard, then its record."""
+        """Write a shard, then its record.
+
+        Args:
+            shard: Which one.
+            tensors: What was collected about its examples.
+        """
         path = self.path / shard.file
         with whole_file(path) as temporary:
             save_file(tensors, temporary)
@@ -170,7 +205,14 @@ class Run:
         self._checked.add(shard.number)
 
     def is_written(self, shard: Shard) -> bool:
-        """Whether a shard of an unfinished run is on disk, whole."""
+        """Whether a shard of an unfinished run is on disk, whole.
+
+        Args:
+            shard: Which one.
+
+        Returns:
+            False also where its record is damaged: then it is collected again.
+        """
         try:
             whole = (self.path / shard.record).is_file() and not self._problem(shard)
         except UserError:  # a damaged record: the shard is collected again
@@ -180,9 +222,12 @@ class Run:
         return whole
 
     def finish(self, examples: pa.Table) -> None:
-        """Gather the records into the manifest and write the final example table. May be repeated.
+        """Gather the records into the manifest, and write the final example table. May be repeated.
 
         A shard without a record is one that an earlier call has gathered already.
+
+        Args:
+            examples: The inputs with what was collected about each example.
         """
         records = [self._record(shard) for shard in self.shards]
         write_examples(self.path / EXAMPLES, examples)
@@ -208,7 +253,17 @@ class Run:
             yield shard, self._problem(shard)
 
     def whole_shard(self, shard: Shard) -> Path:
-        """The file of a shard; the first time that it is asked for, it is checked to be what was written."""
+        """The file of a shard; the first time that it is asked for, it is checked to be what was written.
+
+        Args:
+            shard: Which one.
+
+        Returns:
+            Path of the file.
+
+        Raises:
+            UserError: It is missing or has changed.
+        """
         if shard.number not in self._checked:
             problem = self._problem(shard)
             if problem:
