@@ -19,7 +19,7 @@ author = "the npeff contributors"
 copyright = author
 version = release = npeff.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "generated"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3

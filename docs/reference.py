@@ -101,8 +101,19 @@ def _cell(text: str) -> str:
 # --- records of files -------------------------------------------------------------------------------------------------
 
 RECORDS = {
+    "manifest.json": "npeff.store.schema:Manifest",
     "decompositions/NAME/config.json": "npeff.decompose.records:SavedDecomposition",
+    "decompositions/NAME/diagnostics.json": "npeff.decompose.records:Diagnostics",
     "decompositions/NAME/analysis/analysis.json": "npeff.analyse.records:Analysis",
+    "annotations/NAME.jsonl, each line": "npeff.explore.themes:Theme",
+    "perturbations/NAME/config.json": "npeff.perturb.report:Made",
+    "perturbations/NAME/results.json": "npeff.perturb.report:Results",
+    "comparisons/*/table.json": "npeff.analyse.compare:Comparison",
+    "stability/*/stability.json": "npeff.analyse.records:Stability",
+    "spectra/spectra.json": "npeff.analyse.spectra:Spectra",
+    "sweeps/*/sweep.json": "npeff.analyse.sweep:Sweep",
+    "icl/SHOTS-SEED/table.json": "npeff.paper.icl_report:IclTable",
+    "share.json": "npeff.share.index:Index",
     "KIT/groups.json": "npeff.study.kit:Kit",
     "KIT/key/key.json": "npeff.study.kit:Key",
     "KIT/judges/*/NNN.json": "npeff.study.judge:JudgeReply",

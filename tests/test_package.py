@@ -51,7 +51,7 @@ def test_archives_hold_what_they_should(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     (source,) = built.glob("*.tar.gz")
     names = set(zipfile.ZipFile(wheel).namelist())
-    packaged = ("py.typed", "explore/site/index.html", "builtin_tasks/sst2.yaml", "paper/recipes/tunings.yaml")
+    packaged = ("py.typed", "explore/site/index.html", "tasks/builtin/sst2.yaml", "paper/recipes/tunings.yaml")
     assert {f"npeff/{name}" for name in packaged} <= names
     assert not [name for name in names if not name.startswith(("npeff/", "npeff-"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -168,7 +168,7 @@ def test_an_edited_manifest_is_named(config, capsys, entry, value):
         "inputs_sha256": "0",
         "config": {},
         "task": {"labels": []},
-        "shards": [{"sha256": "0"}] * 5,
+        "shards": [{"file": f"{i}", "start": 8 * i, "stop": 8 * i + 8, "sha256": "0"} for i in range(5)],
         "examples_sha256": "0",
     }
     path.write_text(json.dumps(whole))

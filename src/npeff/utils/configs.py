@@ -278,7 +278,10 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     if origin is typing.Literal:
         fits = value in arguments
     elif dataclasses.is_dataclass(hint):
-        return from_dict(typing.cast(Any, hint), value)
+        try:
+            return from_dict(typing.cast(Any, hint), value)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
     elif origin is tuple:
         fits = isinstance(value, list | tuple)
         if fits and len(arguments) == 2 and arguments[1] is ...:
