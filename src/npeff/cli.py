@@ -196,7 +196,8 @@ def _unknown(kind: Any, word: str, arguments: Sequence[str], name: str) -> str:
         options = [option for line in _lines(kind) for option in line.names]
         return f"there is no option {word.partition('=')[0]}.{did_you_mean(word.partition('=')[0], options)}{more}"
     before = [each for each in arguments[: arguments.index(word)] if each.startswith("--")] if word in arguments else []
-    hint = f" {before[-1]} takes fewer values." if before else ""
+    line = next((line for line in _lines(kind) if before and before[-1] in line.names), None)
+    hint = f" {before[-1]} takes {'one value' if line.value else 'no value'}." if line else ""
     return f"nothing takes the argument {word!r}.{hint}{more}"
 
 

@@ -76,7 +76,12 @@ def test_wrong_arguments(config, capsys, tmp_path):
     for command in (["check", "m", "--task", "sst2"], ["check", "m", "--limit", "3"], ["params", "m", "--model", "n"]):
         assert main(command) == 2
     refuse([*arguments(config), "--batch-token", "3"], capsys, "no option --batch-token", "--batch-tokens")
-    refuse([*arguments(config), "--batch-tokens", "3", "17"], capsys, "nothing takes the argument '17'")
+    refuse(
+        [*arguments(config), "--batch-tokens", "3", "17"],
+        capsys,
+        "nothing takes the argument '17'",
+        "--batch-tokens takes one value",
+    )
     assert not Path(config.run).exists()
 
 
