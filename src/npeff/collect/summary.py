@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from npeff.collect.config import parse_directions
+from npeff.store.examples import accuracy
 from npeff.store.run import Run
 from npeff.utils.text import percent
 
@@ -45,12 +46,9 @@ def _answers(run: Run) -> Iterator[str]:
     yield f"predictions: {shown}{f', ... ({len(texts)} different ones)' if len(texts) > _SHOWN else ''}"
     known = table.filter(table["label"].is_valid())
     if len(known) and run.manifest.task.labels:
-        labels = known["label"].to_numpy()
-        accuracy = np.mean(labels == known["prediction"].to_numpy())
-        commonest = np.bincount(labels).max() / len(labels)
-        yield (
-            f"accuracy {accuracy:.1%} on {len(known)} labelled examples; always the commonest label: {commonest:.1%}"
-        )
+        right = accuracy(table, run.manifest.task.labels)
+        commonest = np.bincount(known["label"].to_numpy()).max() / len(known)
+        yield f"accuracy {right:.1%} on {len(known)} labelled examples; always the commonest label: {commonest:.1%}"
     share = counts[order[0]] / len(table)
     if share >= ONE_SIDED:
         yield (

@@ -37,6 +37,12 @@ def label_texts(table: pa.Table, labels: Sequence[str]) -> list[str | None]:
     ]
 
 
+def accuracy(table: pa.Table, labels: Sequence[str]) -> float | None:
+    """Share of right predictions among usable examples with a label; None without such, or where answers are open."""
+    known = table.filter(pc.and_(table["label"].is_valid(), pc.is_null(table["set_aside"])))
+    return pc.mean(pc.equal(known["label"], known["prediction"])).as_py() if labels and len(known) else None
+
+
 def whole_texts(table: pa.Table) -> pa.ChunkedArray:
     """Text and fields of each example: what makes two of them the same to the model."""
     parts = [table["text"], *(table[name] for name in table.column_names if name.startswith(FIELD))]
