@@ -201,5 +201,5 @@ def names_of(page: str) -> dict[str, Any]:
         modules = select_parameters(network).modules
         return {"network": network, "gradient": {m.name: torch.ones(m.shape) for m in modules}}
     if page == "decompose.md":
-        return {"other": Run.open("runs/sst2").source("fisher")}
+        return {"other": Run.open("runs/reviews").source("fisher")}
     return {}
