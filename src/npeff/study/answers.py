@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,14 +37,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sheet:
-    """All answers of one annotator."""
+    """All answers of one annotator: what the page downloads and a judge writes, and what is read from other forms."""
 
-    who: str
+    who: str = ""
     """The annotator's name, or the model's."""
-    answers: Mapping[int, Answer]
+    answers: dict[int, Answer] = field(default_factory=dict)
     """Number of a group → what is said about it; a group that is missing was not answered."""
     source: str = PERSON
     """`person`, or `judge:MODEL`."""
+    unread: dict[int, str] = field(default_factory=dict)
+    """Number of a group → a judge's reply that is not in the form that was asked for."""
+    kit: str = ""
+    """Id of the kit as the file has it."""
+    format: int = FORMAT
+    """Version of the layout of this file."""
 
     @property
     def automatic(self) -> bool:
@@ -55,24 +61,6 @@ class Sheet:
     def title(self) -> str:
         """The annotator's name; a judge's says what it is."""
         return f"{self.who} (automatic)" if self.automatic else self.who
-
-
-@dataclass(frozen=True)
-class AnswersFile:
-    """Answers as the page downloads them and as a judge writes them."""
-
-    kit: str
-    """Id of the kit."""
-    answers: dict[str, Answer]
-    """Number of a group → what is said about it."""
-    who: str = ""
-    """The annotator's name, or the model's."""
-    source: str = PERSON
-    """`person`, or `judge:MODEL`."""
-    unread: dict[str, str] = field(default_factory=dict)
-    """Number of a group → a judge's reply that is not in the form that was asked for."""
-    format: int = FORMAT
-    """Version of the layout of this file."""
 
 
 def read_sheets(paths: Sequence[str | Path], kit: Kit) -> list[Sheet]:
@@ -91,15 +79,14 @@ def read_sheets(paths: Sequence[str | Path], kit: Kit) -> list[Sheet]:
     sheets: dict[tuple[str, str], Sheet] = {}
     for path in map(Path, paths):
         sheet = read_sheet(path, kit)
-        annotator = (sheet.who, sheet.source)
-        earlier = sheets[annotator].answers if annotator in sheets else {}
-        twice = sorted(set(earlier) & set(sheet.answers))
+        earlier = sheets.setdefault((sheet.who, sheet.source), replace(sheet, answers={})).answers
+        twice = sorted(earlier.keys() & sheet.answers.keys())
         if twice:
             raise UserError(
                 f"{path}: {sheet.who!r} has answered group {twice[0]} in another of these files. If these are two "
                 "people, give them different names; if not, leave one file out."
             )
-        sheets[annotator] = Sheet(sheet.who, {**earlier, **sheet.answers}, sheet.source)
+        earlier.update(sheet.answers)
     return list(sheets.values())
 
 
@@ -125,13 +112,11 @@ def read_sheet(path: Path, kit: Kit) -> Sheet:
 
         who, rows = read_form(path, kit.id)
     elif kind == ".json":
-        written = read_record(AnswersFile, path)
-        if written.kit != kit.id or written.format != FORMAT:
-            raise UserError(
-                f"{path} answers kit {written.kit[:20]} (format {written.format}), not this one ({kit.id})."
-            )
-        who, source = written.who, written.source
-        rows = [(number, answer.theme, answer.words) for number, answer in written.answers.items()]
+        sheet = read_record(Sheet, path)
+        if sheet.kit != kit.id or sheet.format != FORMAT:
+            raise UserError(f"{path} answers kit {sheet.kit[:20]} (format {sheet.format}), not this one ({kit.id}).")
+        who, source = sheet.who, sheet.source
+        rows = [(str(number), answer.theme, answer.words) for number, answer in sheet.answers.items()]
     elif kind == ".csv":
         rows = _csv_rows(path)
     else:
@@ -145,10 +130,9 @@ def read_sheet(path: Path, kit: Kit) -> Sheet:
     return Sheet((" ".join(who.split()) or path.stem)[: LONGEST["who"]], answers, source)
 
 
-def write_sheet(path: Path, kit: Kit, sheet: Sheet, unread: dict[str, str] | None = None) -> None:
-    """Write answers the way the page does, and replies that could not be read beside them."""
-    answers = {str(n): answer for n, answer in sorted(sheet.answers.items())}
-    write_record(path, AnswersFile(kit.id, answers, sheet.who, sheet.source, unread or {}))
+def write_sheet(path: Path, kit: Kit, sheet: Sheet) -> None:
+    """Write answers the way the page does."""
+    write_record(path, replace(sheet, kit=kit.id))
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
@@ -165,7 +149,7 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     return [(re.sub(r"(?i)^group\s*", "", row[0]), row[1], row[2] if len(row) > 2 else "") for row in rows]
 
 
-def _answers(path: Path, kit: Kit, rows: Iterable[tuple[str, str, str]]) -> dict[int, Answer]:
+def _answers(path: Path, kit: Kit, rows: list[tuple[str, str, str]]) -> dict[int, Answer]:
     """Checked answers; a row without yes, maybe or no was not answered."""
     known = {str(group.number) for group in kit.groups}
     answers: dict[int, Answer] = {}

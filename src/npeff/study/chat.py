@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import sleep
-from typing import Any, NoReturn
+from typing import Any
 
-from huggingface_hub import InferenceClient, get_session
+from huggingface_hub import get_session
 
 from npeff.study.config import JudgeConfig
 from npeff.utils.errors import UserError
@@ -33,11 +31,11 @@ class Chat:
 
     def __init__(self, config: JudgeConfig) -> None:
         self.url = chat_url(config.endpoint)
-        self._config, self._key = config, _read_key(config.key_env)
-        # a header of None keeps the client from sending the user's token of the Hugging Face Hub to any server
-        headers: Any = {"authorization": f"Bearer {self._key}" if self._key else None}
-        self._client = InferenceClient(base_url=self.url, timeout=config.timeout, headers=headers)
-        self._limit = "max_tokens"
+        self._config, self._key, self._limit = config, _read_key(config.key_env), "max_tokens"
+        # A client of its own: the one for the Hub sends the user's token, follows redirects, which would take texts to
+        # wherever they point, and refuses every server, also one on this machine, where HF_HUB_OFFLINE is set.
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._client = type(get_session())(timeout=config.timeout, headers=headers, follow_redirects=False)
 
     def ask(self, messages: Messages) -> tuple[str, dict[str, int]]:
         """Ask once, and again as long as the server is busy.
@@ -54,58 +52,57 @@ class Chat:
         wait, tries = _FIRST_WAIT, 0
         while True:
             try:
-                return self._ask_once(messages)
+                return self._read(self._post(messages))
             except _BusyError as busy:
-                tries += 1
+                (why, seconds), tries = busy.args, tries + 1
                 if tries > self._config.retries:
                     raise UserError(
-                        f"{self.url} gave no answer in {tries} tries, the last time: {busy}. Answers so far are kept; "
+                        f"{self.url} gave no answer in {tries} tries, the last time: {why}. Answers so far are kept; "
                         "run the command again later and it continues."
                     ) from busy
-                sleep(min(_LONGEST_WAIT, max(busy.after, wait * random.uniform(0.8, 1.2))))
+                sleep(min(_LONGEST_WAIT, max(seconds, wait * random.uniform(0.8, 1.2))))
                 wait *= 2
 
-    def _ask_once(self, messages: Messages) -> tuple[str, dict[str, int]]:
-        config, output = self._config, None
-        limit = {self._limit: config.max_tokens}
+    def _post(self, messages: Messages) -> Any:
+        """What the server answers to one request, if that is no error."""
+        config = self._config
+        settings = {"temperature": config.temperature} if config.temperature is not None else {}
+        body = {"model": config.model, "messages": messages, self._limit: config.max_tokens, **settings}
         try:
-            with _direct_session():
-                output = self._client.chat_completion(
-                    messages, model=config.model, temperature=config.temperature, extra_body=limit
-                )
-            text, usage = output.choices[0].message.content or "", dict(output.usage or {})
-            if not isinstance(text, str):
-                raise TypeError("its content is no text")
-            counted = ("prompt_tokens", "completion_tokens")
-            return text, {name: usage[name] for name in counted if isinstance(usage.get(name), int)}
-        except Exception as error:  # the client lets those of HTTP, of JSON and of odd replies through
-            response = next((each.response for each in _chain(error) if hasattr(each, "response")), None)
-            if response is not None and "max_completion_tokens" in response.text and self._limit == "max_tokens":
-                self._limit = "max_completion_tokens"  # what newer models call it
-                return self._ask_once(messages)
-            self._explain(error, response, output)
-
-    def _explain(self, error: Exception, response: Any, output: object) -> NoReturn:
-        """Say why there is no reply."""
-        if response is not None:
-            status = response.status_code
-            answer = f"{self.url} answers {status}: {self._safe(response.text)}"
-            if status in _BUSY or status >= 500:
-                seconds = response.headers.get("Retry-After", "")
-                raise _BusyError(answer, float(seconds) if seconds.isdecimal() else 0.0) from error
+            response = self._client.post(self.url, json=body)
+        except Exception as error:  # which exceptions there are depends on the client
+            reason = next((each for each in reversed(_chain(error)) if isinstance(each, OSError)), None)
+            if reason is None or isinstance(reason, TimeoutError | ConnectionResetError | BrokenPipeError):
+                raise _BusyError(f"{type(error).__name__} {self._safe(error)}", 0.0) from error
+            raise UserError(
+                f"Cannot reach {self.url}: {self._safe(reason)}. Start the server, or correct --endpoint."
+            ) from error
+        status, answer = response.status_code, f"{self.url} answers {response.status_code}: {self._safe(response.text)}"
+        if status in _BUSY or status >= 500:
+            seconds = response.headers.get("Retry-After", "")
+            raise _BusyError(answer, float(seconds) if seconds.isdecimal() else 0.0)
+        if status >= 400 and "max_completion_tokens" in response.text and self._limit == "max_tokens":
+            self._limit = "max_completion_tokens"  # what newer models call it
+            return self._post(messages)
+        if status >= 400:
             raise UserError(
                 f"{answer}. Check --endpoint, --model, the API key (--key-env names its environment variable) and "
                 "--temperature (None leaves it out)."
-            ) from error
-        if isinstance(error, ValueError | TypeError | LookupError | AttributeError | RecursionError):
-            answer = self._safe(output or getattr(error, "doc", "") or "nothing, or a redirect, which is not followed")
+            )
+        return response
+
+    def _read(self, response: Any) -> tuple[str, dict[str, int]]:
+        """The reply, and the tokens that were counted."""
+        try:
+            output = response.json()
+            text, usage = output["choices"][0]["message"]["content"] or "", dict(output.get("usage") or {})
+            if not isinstance(text, str):
+                raise TypeError("its content is no text")
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            answer = self._safe(response.text or "nothing, or a redirect, which is not followed")
             raise UserError(f"{self.url} is not an OpenAI-compatible chat endpoint; it answered: {answer}") from error
-        reason = next((each for each in reversed(_chain(error)) if isinstance(each, OSError)), None)
-        if reason is None or isinstance(reason, TimeoutError | ConnectionResetError | BrokenPipeError):
-            raise _BusyError(f"{type(error).__name__} {self._safe(error)}") from error
-        raise UserError(
-            f"Cannot reach {self.url}: {self._safe(reason)}. Start the server, or correct --endpoint."
-        ) from error
+        counted = ("prompt_tokens", "completion_tokens")
+        return text, {name: usage[name] for name in counted if isinstance(usage.get(name), int)}
 
     def _safe(self, said: object) -> str:
         """What was said on one line, without the key: some servers repeat it in their messages."""
@@ -114,30 +111,10 @@ class Chat:
 
 
 class _BusyError(Exception):
-    """Worth another try, after so many seconds."""
-
-    def __init__(self, why: str, after: float = 0.0) -> None:
-        super().__init__(why)
-        self.after = after
+    """Why there is no answer yet, and the seconds that the server asks to wait before another try."""
 
 
-@contextmanager
-def _direct_session() -> Iterator[None]:
-    """Let the client talk to the endpoint and to nobody else.
-
-    Its session is the one for the Hub: it follows redirects, which would take texts to wherever they point, and its
-    hooks refuse every server, also one on this machine, where HF_HUB_OFFLINE is set.
-    """
-    session = get_session()
-    usual = session.follow_redirects, session.event_hooks
-    session.follow_redirects, session.event_hooks = False, {}
-    try:
-        yield
-    finally:
-        session.follow_redirects, session.event_hooks = usual
-
-
-def _chain(error: BaseException | None) -> list[Any]:
+def _chain(error: BaseException | None) -> list[BaseException]:
     """An exception and those behind it, the outermost first."""
     return [] if error is None else [error, *_chain(error.__context__)]
 

@@ -75,28 +75,22 @@ def judge(config: JudgeConfig) -> Path | None:
             text, tokens = chat.ask(requests[number])
             replies[number] = replace(questions[number], tokens=tokens, reply=text)
             write_record(_file(folder, number), replies[number])
-    sheet, path = _write_answers(config, kit, {number: replies[number].reply for number in requests})
-    print(f"{len(sheet.answers)} answers in {path}; `npeff study score {config.kit} {path}` counts them.")
-    if config.save_themes is not None:
-        saved = save_themes(config.save_themes, read_key(config.kit, kit), [sheet])
-        print(f"{saved} new automatic themes in {config.save_themes}")
-    return path
-
-
-def _write_answers(config: JudgeConfig, kit: Kit, replies: dict[int, str]) -> tuple[Sheet, Path]:
-    """Read the replies and write what they say the way people's answers are."""
-    parsed = {number: parse(reply) for number, reply in replies.items()}
-    answers = {number: answer for number, answer in parsed.items() if answer is not None}
-    unread = {str(number): replies[number] for number, answer in parsed.items() if answer is None}
-    sheet = Sheet(config.model[: LONGEST["who"]], answers, f"judge:{config.model}"[: LONGEST["source"]])
-    path = Path(config.kit) / f"answers-judge-{file_name(config.model)}.json"
-    write_sheet(path, kit, sheet, unread)
+    answers = {number: parse(replies[number].reply) for number in requests}
+    unread = {number: replies[number].reply for number, answer in answers.items() if answer is None}
+    read = {number: answer for number, answer in answers.items() if answer is not None}
+    sheet = Sheet(config.model[: LONGEST["who"]], read, f"judge:{config.model}"[: LONGEST["source"]], unread)
+    path = Path(config.kit) / f"answers-judge-{folder.name}.json"
+    write_sheet(path, kit, sheet)
     if unread:
         print(
             f"{len(unread)} of {len(replies)} replies are not in the form that was asked for. They are kept as they "
             f"are in {path}, and count as not answered."
         )
-    return sheet, path
+    print(f"{len(read)} answers in {path}; `npeff study score {config.kit} {path}` counts them.")
+    if config.save_themes is not None:
+        saved = save_themes(config.save_themes, read_key(config.kit, kit), [sheet])
+        print(f"{saved} new automatic themes in {config.save_themes}")
+    return path
 
 
 def messages_for(kit: Kit, texts: Sequence[str]) -> Messages:
