@@ -118,7 +118,7 @@ RECORDS = {
     "KIT/key/key.json": "npeff.study.kit:Key",
     "KIT/judges/*/NNN.json": "npeff.study.judge:JudgeReply",
     "answers-*.json": "npeff.study.answers:Sheet",
-    "KIT/results/scores.json": "npeff.study.count:Scores",
+    "KIT/results/scores.json": "npeff.study.score:Scores",
 }
 """Files of a run or of a study, and the dataclass that reads and writes each."""
 
