@@ -15,11 +15,14 @@ from npeff import cli
 from npeff.decompose.run import open_decomposition
 from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
+from npeff.store.schema import AskedTask
 from npeff.study.answers import Answer, Sheet, write_sheet
 from npeff.study.config import MakeConfig, ScoreConfig
 from npeff.study.kit import KeyEntry, read_key, read_kit
-from npeff.study.make import CUT, LONGEST, deal, make
+from npeff.study.make import CUT, LONGEST, about_task, deal, make
 from npeff.study.score import score
+from npeff.tasks.config import BUILTIN
+from npeff.tasks.task import load_task
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 
@@ -190,3 +193,21 @@ def test_the_command_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(UserError):
         ScoreConfig(str(out), ())
     assert score(ScoreConfig(str(out), (str(tmp_path / "ada.json"),))) == out / "results"
+
+
+def test_every_built_in_task_is_described() -> None:
+    for name in BUILTIN:
+        task = load_task(name)
+        said = about_task(AskedTask(name, task.prompt, labels=list(task.labels)))
+        assert said.startswith("The texts are ")
+        assert "{" not in said
+        assert ("Politics & Government" in said) == (name == "yat")
+    own = about_task(AskedTask("tickets", "Ticket: {text}\nUrgent:", labels=["Yes", "No"]))
+    assert "Ticket: [text] Urgent:" in own
+    assert "Yes, No" in own
+    assert "3 answers" not in about_task(AskedTask("q", "{text}"))
+
+
+def test_rows_from_elsewhere_need_a_description() -> None:
+    with pytest.raises(UserError, match="--about"):
+        about_task(AskedTask())

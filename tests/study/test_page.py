@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from npeff.study import page as module
 from npeff.study.answers import Answer, read_sheet
 from npeff.study.config import ScoreConfig
 from npeff.study.kit import Group, Kit, Sample, read_kit
+from npeff.study.make import render
 from npeff.study.score import score
 from tests.browser import HOSTILE, watched
 
@@ -100,7 +100,7 @@ def test_hostile_texts_are_shown_as_text_and_run_nothing(browser: Browser, tmp_p
     kit = Kit(
         ("<script>window.ran = 9</script>",), (Sample(tuple(texts[:5]), "yes", "<img src=x onerror=ran=1>"),), groups
     )
-    (tmp_path / "form.html").write_text(module.render(kit, 1), encoding="ascii")
+    (tmp_path / "form.html").write_text(render(kit, 1), encoding="ascii")
     with watched(browser) as page:
         show(page, tmp_path / "form.html")
         for n, text in enumerate(texts, 1):

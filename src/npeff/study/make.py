@@ -6,25 +6,29 @@ drawn at random.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import torch
+import yaml
 
 from npeff.analyse.ranking import distinct, top_examples
 from npeff.decompose.run import open_decomposition
 from npeff.store.examples import encode
 from npeff.store.layout import choose_decomposition, decomposition_folder
 from npeff.store.run import Run
+from npeff.store.schema import AskedTask
 from npeff.study.config import MakeConfig
 from npeff.study.kit import GROUPS, KEY, Group, Key, KeyEntry, Kit, Sample, check_pdf_libraries
-from npeff.study.page import render
-from npeff.study.preamble import TEXTS, about_task, preamble
 from npeff.tasks.config import FIELD
-from npeff.utils.configs import to_dict, write_record
+from npeff.utils.configs import from_dict, to_dict, write_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, whole_file, write_text
 from npeff.utils.types import Array
@@ -35,6 +39,9 @@ CUT = " … [cut]"
 NOTE = """This directory says which groups of the kit are components and which are random texts.
 Keep it from the annotators until all forms are in: hand out only the form.
 """
+_LISTED = 20
+"""Answers of a task that are all listed; of more than these a few are."""
+_FORM = Path(__file__).with_name("form")
 SMALLER = "Ask for fewer --groups or --forms, or a smaller --size."
 
 
@@ -50,14 +57,12 @@ def make(config: MakeConfig) -> Path:
     check_pdf_libraries()
     run = Run.open(config.run)
     names = list(config.decomposition) or [choose_decomposition(run.path)]
-    texts = shown_texts(run.table)
     about = config.about or about_task(run.manifest.task)
-    codes = encode(pa.chunked_array([texts], pa.string()))[0]
-    pool = Pool(codes, run.usable, config.size, np.random.default_rng(config.seed))
-    scores = {name: open_decomposition(run, name).scores() for name in names}
-    samples, dealt = choose_groups(config, pool, scores, texts)
-    groups = tuple(Group(entry.number, form, _of(texts, entry.examples)) for form, entry in dealt)
-    kit = Kit(preamble(about, config.size), samples, groups)
+    pool = Pool(shown_texts(run.table), run.usable, config.size, np.random.default_rng(config.seed))
+    samples, dealt = choose_groups(config, pool, {name: open_decomposition(run, name).scores() for name in names})
+    groups = tuple(Group(entry.number, form, pool.shown(entry.examples)) for form, entry in dealt)
+    filled = (text.replace("{size}", str(config.size)).replace("{about}", about) for text in TEXTS.preamble)
+    kit = Kit(tuple(filled), samples, groups)
     key = Key(
         kit=kit.id,
         run=run.fingerprint,
@@ -97,8 +102,8 @@ def shown_texts(table: pa.Table) -> list[str]:
 class Pool:
     """The examples that may be shown, and how groups are drawn from them."""
 
-    texts: Array
-    """Int64 [m]; examples with the same number are shown with the same text."""
+    texts: list[str]
+    """What is shown of each example, [m]."""
     usable: Array
     """Bool [m]; false for examples that were set aside."""
     size: int
@@ -106,10 +111,19 @@ class Pool:
     random: np.random.Generator
     """What all is drawn with."""
 
+    @cached_property
+    def codes(self) -> Array:
+        """Numbers of the texts, int64 [m]."""
+        return encode(pa.chunked_array([self.texts], pa.string()))[0]
+
+    def shown(self, examples: Sequence[int]) -> tuple[str, ...]:
+        """The texts of some examples."""
+        return tuple(self.texts[i] for i in examples)
+
     def top(self, scores: torch.Tensor) -> tuple[int, ...]:
         """The best examples by `scores` [m] with distinct texts; too few for a group if fewer are above zero."""
         order = top_examples(scores.float().cpu().numpy(), self.usable)
-        return tuple(distinct(order, self.texts, self.size).tolist())
+        return tuple(distinct(order, self.codes, self.size).tolist())
 
     def tops(self, name: str, scores: torch.Tensor, count: int, without: int | None) -> list[KeyEntry]:
         """Top examples of random components that have enough distinct texts.
@@ -151,8 +165,8 @@ class Pool:
         Raises:
             UserError: There are too few texts.
         """
-        free = np.flatnonzero(self.usable & ~np.isin(self.texts, self.texts[list(without)]))
-        free = distinct(self.random.permutation(free), self.texts)
+        free = np.flatnonzero(self.usable & ~np.isin(self.codes, self.codes[list(without)]))
+        free = distinct(self.random.permutation(free), self.codes)
         needed = count * self.size
         if len(free) < needed:
             raise UserError(
@@ -163,48 +177,43 @@ class Pool:
         return [KeyEntry(0, None, None, tuple(examples)) for examples in groups]
 
 
-def choose_groups(
-    config: MakeConfig, pool: Pool, scores: dict[str, torch.Tensor], texts: list[str]
-) -> tuple[tuple[Sample, ...], list[tuple[int, KeyEntry]]]:
+Dealt = list[tuple[int, KeyEntry]]
+"""Groups with the form that each is in, in the order in which they are shown."""
+
+
+def choose_groups(config: MakeConfig, pool: Pool, scores: dict[str, torch.Tensor]) -> tuple[tuple[Sample, ...], Dealt]:
     """Draw all that a kit shows.
 
     Args:
         config: Options of the command.
         pool: The examples that may be shown.
         scores: Name of each decomposition → how much each example uses each of its components, [m, C].
-        texts: What is shown of each example, [m].
 
     Returns:
         The worked samples, and all groups with the form that each is in.
+
+    Raises:
+        UserError: The component of the worked sample has too few texts.
     """
-    sample = _sample_top(config, pool, *next(iter(scores.items())))
+    (first, of_first), component = next(iter(scores.items())), config.sample_component
+    known = component is not None and 0 <= component < of_first.shape[1]
+    sample = pool.top(of_first[:, component]) if known else ()
+    if component is not None and len(sample) < config.size:
+        raise UserError(f"{first} has no component {component} with {config.size} distinct texts for a sample.")
     total, tops = config.forms * (config.groups - config.random_groups), []
     for place, (name, of_components) in enumerate(scores.items()):
         count = total // len(scores) + (place < total % len(scores))
-        tops += pool.tops(name, of_components, count, config.sample_component if place == 0 else None)
+        tops += pool.tops(name, of_components, count, component if place == 0 else None)
     shown = [example for top in tops for example in top.examples] + list(sample)
     controls = pool.controls(config.forms * config.random_groups + bool(sample), shown)
     samples = TEXTS.samples
     if sample:
-        themed = Sample(_of(texts, sample), "yes", (config.sample_theme or "").strip())
-        samples = (themed, Sample(_of(texts, controls.pop().examples), "no", ""))
+        themed = Sample(pool.shown(sample), "yes", (config.sample_theme or "").strip())
+        samples = (themed, Sample(pool.shown(controls.pop().examples), "no", ""))
     return samples, deal(pool.random, tops, controls, config.forms)
 
 
-def _sample_top(config: MakeConfig, pool: Pool, name: str, scores: torch.Tensor) -> tuple[int, ...]:
-    """The examples of the worked sample that the user chose."""
-    component = config.sample_component
-    if component is None:
-        return ()
-    top = pool.top(scores[:, component]) if 0 <= component < scores.shape[1] else ()
-    if len(top) < config.size:
-        raise UserError(f"{name} has no component {component} with {config.size} distinct texts for a sample.")
-    return top
-
-
-def deal(
-    random: np.random.Generator, tops: list[KeyEntry], controls: list[KeyEntry], forms: int
-) -> list[tuple[int, KeyEntry]]:
+def deal(random: np.random.Generator, tops: list[KeyEntry], controls: list[KeyEntry], forms: int) -> Dealt:
     """Put groups into forms, each with as many tops and controls as the others, in random order.
 
     The examples of a group are shuffled too, so that the best of a component does not always come first.
@@ -218,7 +227,7 @@ def deal(
     Returns:
         The form of each group and the group with its number, in the order in which they are shown.
     """
-    dealt: list[tuple[int, KeyEntry]] = []
+    dealt: Dealt = []
     tops = [tops[i] for i in random.permutation(len(tops))]
     for form in range(forms):
         groups = tops[form::forms] + controls[form::forms]
@@ -228,8 +237,76 @@ def deal(
     return dealt
 
 
-def _of(texts: list[str], examples: Sequence[int]) -> tuple[str, ...]:
-    return tuple(texts[i] for i in examples)
+# --- what annotators read, and how it is shown ------------------------------------------------------------------------
+
+
+def _asset(name: str) -> str:
+    return (_FORM / name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The content of form/texts.yaml."""
+
+    preamble: tuple[str, ...]
+    """Paragraphs, with {size} and {about} to be filled in."""
+    about: dict[str, str]
+    """Built-in task → what its texts are, with {labels} and {count} to be filled in."""
+    samples: tuple[Sample, ...]
+    """Worked samples for a kit whose maker gives none."""
+
+
+TEXTS = from_dict(Texts, yaml.safe_load(_asset("texts.yaml")))
+
+
+def about_task(task: AskedTask) -> str:
+    """What the texts of a run are.
+
+    Args:
+        task: The task as the run's manifest has it.
+
+    Returns:
+        A sentence or two.
+
+    Raises:
+        UserError: The run has no task that says it.
+    """
+    if not task.prompt:
+        raise UserError("The run has no task that says what its texts are: say it with --about.")
+    labels = task.labels
+    listed = ", ".join(labels if len(labels) <= _LISTED else labels[:3])
+    if task.name in TEXTS.about:
+        return TEXTS.about[task.name].replace("{labels}", listed).replace("{count}", str(len(labels)))
+    prompt = " ".join(task.prompt.replace("{text}", "[text]").split())
+    sentence = f"The texts belong to the task “{task.name}”. A language model sees each of them as: {prompt}"
+    if not labels:
+        return sentence
+    choice = f"{len(labels)} answers, such as" if len(labels) > _LISTED else "these answers:"
+    return f"{sentence} It chooses one of {choice} {listed}."
+
+
+def render(kit: Kit, form: int) -> str:
+    """The page of one form.
+
+    Args:
+        kit: The kit.
+        form: Number of the form.
+
+    Returns:
+        HTML, ASCII only.
+    """
+    shown = replace(kit, kit=kit.id, groups=tuple(kit.of_form(form)))
+    # without "<" no text can end the element that the data stand in
+    data = json.dumps({**to_dict(shown), "form": form, "forms": len(kit.forms)}).replace("<", "\\u003c")
+    page, style, script = map(_asset, ("form.html", "form.css", "form.js"))
+    page = page.replace("@STYLE_HASH@", _hash(style)).replace("@SCRIPT_HASH@", _hash(script))
+    # the data come last: nothing is replaced in them
+    return page.replace("@STYLE@", style).replace("@SCRIPT@", script).replace("@DATA@", data)
+
+
+def _hash(text: str) -> str:
+    """As the page's policy wants it: only this very script and style may run."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _write(out: Path, kit: Kit, key: Key, font: str | None) -> None:
