@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -20,10 +19,10 @@ from reportlab.lib.pagesizes import A4
 from reportlab.lib.styles import ParagraphStyle
 from reportlab.pdfbase import pdfmetrics
 from reportlab.pdfbase.ttfonts import TTFError, TTFont
-from reportlab.platypus import CondPageBreak, HRFlowable, KeepTogether, Paragraph, SimpleDocTemplate, Spacer
-from reportlab.platypus.flowables import Flowable
+from reportlab.platypus import CondPageBreak, Flowable, HRFlowable, KeepTogether, Paragraph, SimpleDocTemplate, Spacer
+from reportlab.platypus.flowables import CallerMacro
 
-from npeff.study.kit import Group, Kit, Sample
+from npeff.study.kit import Group, Kit
 from npeff.utils.errors import UserError
 from npeff.utils.files import sha256
 
@@ -32,31 +31,14 @@ MISSING = "\ufffd"
 _WORDS = 500
 """Characters that the field for a theme takes."""
 _INK, _QUIET, _LINE, _FIELD = map(HexColor, ("#1b1f24", "#5b6570", "#c4cad2", "#f3f6fa"))
+_LOOK = {"borderWidth": 1, "fillColor": _FIELD, "textColor": _INK, "relative": True}
+"""What all fields have in common."""
 _TITLE = "Do these texts have a theme?"
 _BOLD = "Helvetica-Bold"
 
 
-@dataclass(frozen=True)
-class Font:
-    """A TrueType font that is embedded in the PDF."""
-
-    name: str
-    """As reportlab knows it."""
-    covered: Container[int]
-    """Code points it has a shape for."""
-
-    def style(self, **changes: Any) -> ParagraphStyle:
-        """How a paragraph in this font looks."""
-        usual = {"fontName": self.name, "fontSize": 9.5, "leading": 13.5, "textColor": _INK, "spaceAfter": 6}
-        return ParagraphStyle("npeff", **{**usual, **changes})
-
-    def markup(self, text: str) -> str:
-        """`text` for a Paragraph, which would take < and & for markup."""
-        return escape(drawable(text, self.covered)).replace("\n", "<br/>")
-
-
-def load_font(path: str | None = None) -> Font:
-    """A font for `write_form`.
+def load_font(path: str | None = None) -> TTFont:
+    """A font for `write_form`, to be embedded in the PDF.
 
     Args:
         path: A TrueType font; without it DejaVu Sans, which comes with matplotlib.
@@ -69,14 +51,14 @@ def load_font(path: str | None = None) -> Font:
     """
     path = path or str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
     try:
-        name = f"npeff-{sha256(Path(path))[:12]}"  # reportlab never forgets a name, nor what it stands for
-        font = TTFont(name, path)
+        # reportlab never forgets a name, nor what it stands for
+        font = TTFont(f"npeff-{sha256(Path(path))[:12]}", path)
     except (TTFError, OSError) as error:
         raise UserError(
             f"Cannot use the font {path}: {error}. Give a TrueType font, a file that ends in .ttf."
         ) from error
     pdfmetrics.registerFont(font)
-    return Font(name, font.face.charToGlyph)
+    return font
 
 
 def drawable(text: str, covered: Container[int]) -> str:
@@ -107,7 +89,7 @@ def drawable(text: str, covered: Container[int]) -> str:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def write_form(path: Path, kit: Kit, form: int, font: Font) -> None:
+def write_form(path: Path, kit: Kit, form: int, font: TTFont) -> None:
     """Write one form of a kit; the same kit and font give the same bytes.
 
     Args:
@@ -133,54 +115,43 @@ def write_form(path: Path, kit: Kit, form: int, font: Font) -> None:
     document.build(story, onFirstPage=footer, onLaterPages=footer)
 
 
-def _front(kit: Kit, font: Font) -> Iterator[Flowable]:
-    yield Paragraph(_TITLE, font.style(fontName=_BOLD, fontSize=17, leading=22, spaceAfter=10))
-    yield from (Paragraph(font.markup(text), font.style()) for text in kit.preamble)
-    yield Spacer(0, 6)
-    yield _Row(24, lambda canvas: _draw_name(canvas, kit))
+def _front(kit: Kit, font: TTFont) -> Iterator[Flowable]:
+    yield _paragraph(_TITLE, font, fontName=_BOLD, fontSize=17, leading=22, spaceAfter=10)
+    yield from (_paragraph(_markup(text, font), font) for text in kit.preamble)
+    yield Spacer(0, 30)
+    yield CallerMacro(lambda place: _draw_name(place.canv, kit))
     for number, sample in enumerate(kit.samples, 1):
-        yield KeepTogether([_heading(f"Sample {number}", font), *_texts(sample.texts, font), _answer(sample, font)])
+        words = f": {_markup(sample.words, font)}" if sample.words else ""
+        answer = _paragraph(f'Answer: <font name="{_BOLD}">{sample.theme}</font>{words}', font)
+        yield KeepTogether([*_texts(f"Sample {number}", sample.texts, font), answer])
     yield Spacer(0, 6)
     yield HRFlowable(width="100%", color=_LINE)
 
 
-def _heading(text: str, font: Font) -> Flowable:
-    return Paragraph(text, font.style(fontName=_BOLD, fontSize=11.5, leading=15, spaceBefore=8, spaceAfter=5))
-
-
-def _answer(sample: Sample, font: Font) -> Flowable:
-    words = f": {font.markup(sample.words)}" if sample.words else ""
-    return Paragraph(f'Answer: <font name="{_BOLD}">{sample.theme}</font>{words}', font.style())
-
-
-def _group(kit: Kit, group: Group, font: Font) -> Iterator[Flowable]:
+def _group(kit: Kit, group: Group, font: TTFont) -> Iterator[Flowable]:
     # a heading never stands alone at the end of a page, nor an answer at the beginning of one
     yield CondPageBreak(90)
-    parts = [_heading(f"Group {group.number}", font), *_texts(group.texts, font), Spacer(0, 3)]
-    yield KeepTogether([*parts, _Row(20, lambda canvas: _draw_choices(canvas, kit, group)), Spacer(0, 8)])
+    fields = CallerMacro(lambda place: _draw_choices(place.canv, kit, group))  # above the place that it is called at
+    yield KeepTogether([*_texts(f"Group {group.number}", group.texts, font), Spacer(0, 23), fields, Spacer(0, 8)])
 
 
-def _texts(texts: tuple[str, ...], font: Font) -> Iterator[Flowable]:
-    bullets = {"bulletIndent": 2, "bulletFontName": "Helvetica", "bulletFontSize": 9.5}
-    style = font.style(leftIndent=14, spaceAfter=3, **bullets)
-    yield from (Paragraph(font.markup(text), style, bulletText="\u2022") for text in texts)
-    if any(MISSING in drawable(text, font.covered) for text in texts):
+def _texts(heading: str, texts: tuple[str, ...], font: TTFont) -> Iterator[Flowable]:
+    yield _paragraph(heading, font, fontName=_BOLD, fontSize=11.5, leading=15, spaceBefore=8, spaceAfter=5)
+    bullets = {"bulletText": "\u2022", "bulletIndent": 2, "bulletFontName": "Helvetica", "bulletFontSize": 9.5}
+    yield from (_paragraph(_markup(text, font), font, leftIndent=14, spaceAfter=3, **bullets) for text in texts)
+    if any(MISSING in _markup(text, font) for text in texts):
         note = f"{MISSING} stands for characters that cannot be shown here; the HTML page of this form shows them."
-        yield Paragraph(font.markup(note), font.style(fontSize=7.5, leading=10, textColor=_QUIET, leftIndent=14))
+        yield _paragraph(_markup(note, font), font, fontSize=7.5, leading=10, textColor=_QUIET, leftIndent=14)
 
 
-class _Row(Flowable):  # type: ignore[misc]
-    """Fields in the flow of a page; `fill` gets the canvas, with the origin in the lower left corner."""
+def _paragraph(markup: str, font: TTFont, **changes: Any) -> Paragraph:
+    usual = {"fontName": font.fontName, "fontSize": 9.5, "leading": 13.5, "textColor": _INK, "spaceAfter": 6}
+    return Paragraph(markup, ParagraphStyle("npeff", **{**usual, **changes}))
 
-    def __init__(self, height: float, fill: Callable[[Any], None]) -> None:
-        super().__init__()
-        self.height, self._fill = height, fill
 
-    def wrap(self, width: float, _: float) -> tuple[float, float]:
-        return width, self.height
-
-    def draw(self) -> None:
-        self._fill(self.canv)
+def _markup(text: str, font: TTFont) -> str:
+    """`text` for a Paragraph, which would take < and & for markup."""
+    return escape(drawable(text, font.face.charToGlyph)).replace("\n", "<br/>")
 
 
 def _draw_name(canvas: Any, kit: Kit) -> None:
@@ -192,28 +163,20 @@ def _draw_name(canvas: Any, kit: Kit) -> None:
 def _draw_choices(canvas: Any, kit: Kit, group: Group) -> None:
     canvas.setFont("Helvetica", 10)
     canvas.setFillColor(_INK)
-    colours = {"borderColor": _QUIET, "fillColor": _FIELD, "textColor": _INK}
-    look = {"size": 15, "borderWidth": 1, "buttonStyle": "circle", "shape": "circle", **colours}
-    name = field_name(kit.id, group.number, "theme")
+    # with the kit's id, so that a form is known however it was saved
+    name, title = f"{kit.id}_g{group.number}", f"Group {group.number}"
+    look = {**_LOOK, "size": 15, "borderColor": _QUIET, "buttonStyle": "circle", "shape": "circle"}
     for theme, x in (("yes", 14), ("maybe", 61), ("no", 120)):
-        tooltip = f"Group {group.number}: {theme}"
-        canvas.acroForm.radio(
-            name=name, tooltip=tooltip, value=theme, x=x, y=3, fieldFlags="radio", relative=True, **look
-        )
+        button = {"name": f"{name}_theme", "value": theme, "tooltip": f"{title}: {theme}", "fieldFlags": "radio"}
+        canvas.acroForm.radio(x=x, y=3, **button, **look)
         canvas.drawString(x + 18, 6.5, theme)
     canvas.drawString(168, 6.5, "theme")
-    _draw_field(canvas, field_name(kit.id, group.number, "words"), f"Group {group.number}: theme", 200, 269, _WORDS)
+    _draw_field(canvas, f"{name}_words", f"{title}: theme", 200, 269, _WORDS)
 
 
 def _draw_field(canvas: Any, name: str, tooltip: str, x: float, width: float, longest: int) -> None:
-    colours = {"borderColor": _LINE, "fillColor": _FIELD, "textColor": _INK}
-    look = {"height": 19, "fontName": "Helvetica", "fontSize": 9.5, "borderWidth": 1, **colours}
-    canvas.acroForm.textfield(name=name, tooltip=tooltip, x=x, y=0, width=width, maxlen=longest, relative=True, **look)
-
-
-def field_name(kit: str, number: int, part: str) -> str:
-    """Name of a field: with the kit's id, so that a form is known however it was saved."""
-    return f"{kit}_g{number}_{part}"
+    look = {**_LOOK, "height": 19, "fontName": "Helvetica", "fontSize": 9.5, "borderColor": _LINE}
+    canvas.acroForm.textfield(name=name, tooltip=tooltip, x=x, y=0, width=width, maxlen=longest, **look)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -239,19 +202,16 @@ def read_form(path: Path, kit: str) -> tuple[str, list[tuple[str, str, str]]]:
         raise UserError(f"Cannot read {path} as a PDF: {error}.") from error
     if not fields:
         raise UserError(f"{path} has no form fields. Save the filled form itself; a print of it has lost them.")
-    pattern = re.compile(re.escape(kit) + r"_g(\d+)_theme")
-    numbers = sorted(int(match[1]) for name in values if (match := pattern.fullmatch(name)))
-    if not numbers:
+    groups = (re.fullmatch(rf"{re.escape(kit)}_g(\d+)_theme", name) for name in values)
+    rows = [
+        (group[1], re.sub("^/?(Off$)?", "", values[group[0]]), values.get(f"{kit}_g{group[1]}_words", ""))
+        for group in groups
+        if group is not None
+    ]
+    if not rows:
         raise UserError(f"{path} is not a form of this kit ({kit}).")
-    rows = []
-    for number in numbers:
-        theme = values[field_name(kit, number, "theme")].removeprefix("/")
-        words = values.get(field_name(kit, number, "words"), "")
-        rows.append((str(number), "" if theme == "Off" else theme, words))
     return values.get(f"{kit}_name", ""), rows
 
 
 def _value(value: Any) -> str:
-    if value is None:
-        return ""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
