@@ -117,7 +117,7 @@ RECORDS = {
     "KIT/groups.json": "npeff.study.kit:Kit",
     "KIT/key/key.json": "npeff.study.kit:Key",
     "KIT/judges/*/NNN.json": "npeff.study.judge:JudgeReply",
-    "answers-*.json": "npeff.study.answers:Sheet",
+    "answers-*.json": "npeff.study.kit:Sheet",
     "KIT/results/scores.json": "npeff.study.score:Scores",
 }
 """Files of a run or of a study, and the dataclass that reads and writes each."""

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from npeff.store.run import Run
-from npeff.study.answers import CHOICES, Answer, Sheet
 from npeff.study.config import MakeConfig
-from npeff.study.kit import Key
+from npeff.study.kit import CHOICES, Answer, Key, Sheet
 from npeff.study.make import make
 from tests.synthetic import add_decomposition, make_run
 

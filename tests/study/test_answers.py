@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from npeff.study.answers import Answer, Sheet, read_sheet, write_sheet
-from npeff.study.kit import read_key, read_kit
+from npeff.study.kit import Answer, Sheet, read_key, read_kit, read_sheet, write_sheet
 from npeff.utils.errors import UserError
 from tests.study.conftest import drawn
 

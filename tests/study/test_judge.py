@@ -25,11 +25,10 @@ from huggingface_hub import get_session
 
 from npeff.explore.themes import Themes
 from npeff.store.run import Run
-from npeff.study.answers import Answer, read_sheet
 from npeff.study.chat import Chat
 from npeff.study.config import JudgeConfig, MakeConfig, ScoreConfig
 from npeff.study.judge import judge, messages_for, parse
-from npeff.study.kit import read_key, read_kit
+from npeff.study.kit import Answer, read_key, read_kit, read_sheet
 from npeff.study.make import make
 from npeff.study.score import score
 from npeff.utils.configs import replace

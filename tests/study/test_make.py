@@ -16,9 +16,8 @@ from npeff.decompose.run import open_decomposition
 from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask
-from npeff.study.answers import Answer, Sheet, write_sheet
 from npeff.study.config import MakeConfig, ScoreConfig
-from npeff.study.kit import KeyEntry, read_key, read_kit
+from npeff.study.kit import Answer, KeyEntry, Sheet, read_key, read_kit, write_sheet
 from npeff.study.make import CUT, LONGEST, about_task, deal, make
 from npeff.study.score import score
 from npeff.tasks.config import BUILTIN

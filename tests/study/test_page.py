@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from npeff.study.answers import Answer, read_sheet
 from npeff.study.config import ScoreConfig
-from npeff.study.kit import Group, Kit, Sample, read_kit
+from npeff.study.kit import Answer, Group, Kit, Sample, read_kit, read_sheet
 from npeff.study.make import render
 from npeff.study.score import score
 from tests.browser import HOSTILE, watched

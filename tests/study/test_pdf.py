@@ -15,9 +15,8 @@ import pytest
 from pypdf.generic import NameObject
 from pypdfium2 import raw
 
-from npeff.study.answers import Answer, read_sheet, read_sheets
 from npeff.study.config import MakeConfig
-from npeff.study.kit import Group, Kit, Sample, read_kit
+from npeff.study.kit import Answer, Group, Kit, Sample, read_kit, read_sheet, read_sheets
 from npeff.study.make import make
 from npeff.study.pdf import MISSING, drawable, load_font, write_form
 from npeff.utils.errors import UserError

@@ -12,9 +12,8 @@ import pytest
 
 from npeff.explore.themes import Themes
 from npeff.store.run import Run
-from npeff.study.answers import Answer, Sheet, write_sheet
 from npeff.study.config import ScoreConfig
-from npeff.study.kit import read_key, read_kit
+from npeff.study.kit import Answer, Sheet, read_key, read_kit, write_sheet
 from npeff.study.score import count, kappa, save_themes, score
 from npeff.utils.configs import replace
 from npeff.utils.errors import UserError

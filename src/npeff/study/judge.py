@@ -11,10 +11,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from npeff.study.answers import CHOICES, LONGEST, Answer, Sheet, write_sheet
 from npeff.study.chat import Chat, Messages
 from npeff.study.config import JudgeConfig
-from npeff.study.kit import Kit, read_key, read_kit
+from npeff.study.kit import CHOICES, LONGEST, Answer, Kit, Sheet, read_key, read_kit, write_sheet
 from npeff.study.score import save_themes
 from npeff.utils.configs import read_record, write_record
 from npeff.utils.files import only_one

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,15 +62,11 @@ def make(config: MakeConfig) -> Path:
     pool = Pool(shown_texts(run.table), run.usable, config.size, np.random.default_rng(config.seed))
     samples, dealt = choose_groups(config, pool, {name: open_decomposition(run, name).scores() for name in names})
     groups = tuple(Group(entry.number, form, pool.shown(entry.examples)) for form, entry in dealt)
-    filled = (text.replace("{size}", str(config.size)).replace("{about}", about) for text in TEXTS.preamble)
-    kit = Kit(tuple(filled), samples, groups)
-    key = Key(
-        kit=kit.id,
-        run=run.fingerprint,
-        decompositions={n: read_object(decomposition_folder(run.path, n) / "config.json")["sha256"] for n in names},
-        groups=tuple(entry for _, entry in dealt),
-        config={option: value for option, value in to_dict(config).items() if option != "out"},
-    )
+    preamble = tuple(text.format(size=config.size, about=about) for text in TEXTS["preamble"])
+    kit = Kit(preamble, samples, groups)
+    tensors = {name: read_object(decomposition_folder(run.path, name) / "config.json")["sha256"] for name in names}
+    options = {option: value for option, value in to_dict(config).items() if option != "out"}
+    key = Key(kit.id, run.fingerprint, tensors, tuple(entry for _, entry in dealt), options)
     out = Path(config.out)
     _write(out, kit, key, config.font)
     forms = f"{len(kit.forms)} form{'s' * (len(kit.forms) > 1)}"
@@ -206,7 +203,7 @@ def choose_groups(config: MakeConfig, pool: Pool, scores: dict[str, torch.Tensor
         tops += pool.tops(name, of_components, count, component if place == 0 else None)
     shown = [example for top in tops for example in top.examples] + list(sample)
     controls = pool.controls(config.forms * config.random_groups + bool(sample), shown)
-    samples = TEXTS.samples
+    samples = tuple(from_dict(Sample, sample) for sample in TEXTS["samples"])
     if sample:
         themed = Sample(pool.shown(sample), "yes", (config.sample_theme or "").strip())
         samples = (themed, Sample(pool.shown(controls.pop().examples), "no", ""))
@@ -244,19 +241,8 @@ def _asset(name: str) -> str:
     return (_FORM / name).read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Texts:
-    """The content of form/texts.yaml."""
-
-    preamble: tuple[str, ...]
-    """Paragraphs, with {size} and {about} to be filled in."""
-    about: dict[str, str]
-    """Built-in task → what its texts are, with {labels} and {count} to be filled in."""
-    samples: tuple[Sample, ...]
-    """Worked samples for a kit whose maker gives none."""
-
-
-TEXTS = from_dict(Texts, yaml.safe_load(_asset("texts.yaml")))
+TEXTS: dict[str, Any] = yaml.safe_load(_asset("texts.yaml"))
+"""Paragraphs of the preamble, what the texts of the built-in tasks are, and samples, with {names} to be filled in."""
 
 
 def about_task(task: AskedTask) -> str:
@@ -275,8 +261,8 @@ def about_task(task: AskedTask) -> str:
         raise UserError("The run has no task that says what its texts are: say it with --about.")
     labels = task.labels
     listed = ", ".join(labels if len(labels) <= _LISTED else labels[:3])
-    if task.name in TEXTS.about:
-        return TEXTS.about[task.name].replace("{labels}", listed).replace("{count}", str(len(labels)))
+    if task.name in TEXTS["about"]:
+        return str(TEXTS["about"][task.name].format(labels=listed, count=len(labels)))
     prompt = " ".join(task.prompt.replace("{text}", "[text]").split())
     sentence = f"The texts belong to the task “{task.name}”. A language model sees each of them as: {prompt}"
     if not labels:
@@ -298,15 +284,13 @@ def render(kit: Kit, form: int) -> str:
     shown = replace(kit, kit=kit.id, groups=tuple(kit.of_form(form)))
     # without "<" no text can end the element that the data stand in
     data = json.dumps({**to_dict(shown), "form": form, "forms": len(kit.forms)}).replace("<", "\\u003c")
-    page, style, script = map(_asset, ("form.html", "form.css", "form.js"))
-    page = page.replace("@STYLE_HASH@", _hash(style)).replace("@SCRIPT_HASH@", _hash(script))
-    # the data come last: nothing is replaced in them
-    return page.replace("@STYLE@", style).replace("@SCRIPT@", script).replace("@DATA@", data)
-
-
-def _hash(text: str) -> str:
-    """As the page's policy wants it: only this very script and style may run."""
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    page = _asset("form.html")
+    for name in ("style.css", "script.js"):
+        text, place = _asset(name), name.partition(".")[0].upper()
+        # as the page's policy wants it: only this very script and style may run
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        page = page.replace(f"@{place}_HASH@", digest).replace(f"@{place}@", text)
+    return page.replace("@DATA@", data)  # last: nothing is replaced in them
 
 
 def _write(out: Path, kit: Kit, key: Key, font: str | None) -> None:
@@ -318,7 +302,7 @@ def _write(out: Path, kit: Kit, key: Key, font: str | None) -> None:
         if old.get("kit") != kit.id:
             raise UserError(f"{out} holds something else than this kit. Choose a new directory.")
     face = pdf.load_font(font)
-    kit.write(out)
+    write_record(out / GROUPS, replace(kit, kit=kit.id))
     write_record(out / KEY, key)
     write_text((out / KEY).with_name("README.txt"), NOTE)
     for form in kit.forms:

@@ -11,9 +11,8 @@ from npeff.analyse.tunings import wilson
 from npeff.explore.themes import LONGEST, Themes
 from npeff.store.layout import decomposition_folder
 from npeff.store.run import Run
-from npeff.study.answers import Sheet, read_sheets
 from npeff.study.config import ScoreConfig
-from npeff.study.kit import Key, read_key, read_kit
+from npeff.study.kit import Key, Sheet, read_key, read_kit, read_sheets
 from npeff.utils.configs import write_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
