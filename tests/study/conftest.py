@@ -35,7 +35,7 @@ def made(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long the client would wait between tries; it does not."""
     waits: list[float] = []
-    monkeypatch.setattr("npeff.study.chat.sleep", waits.append)
+    monkeypatch.setattr("npeff.study.judge.sleep", waits.append)
     return waits
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from npeff.study.chat import Chat, chat_url
 from npeff.study.config import JudgeConfig
+from npeff.study.judge import Chat, chat_url
 from npeff.utils.errors import UserError
 from tests.study.server import say, send, serving
 

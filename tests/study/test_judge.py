@@ -25,9 +25,8 @@ from huggingface_hub import get_session
 
 from npeff.explore.themes import Themes
 from npeff.store.run import Run
-from npeff.study.chat import Chat
 from npeff.study.config import JudgeConfig, MakeConfig, ScoreConfig
-from npeff.study.judge import judge, messages_for, parse
+from npeff.study.judge import Chat, judge, messages_for, parse
 from npeff.study.kit import Answer, read_key, read_kit, read_sheet
 from npeff.study.make import make
 from npeff.study.score import score
