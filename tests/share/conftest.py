@@ -11,7 +11,7 @@ import pytest
 from npeff.cli import main
 from npeff.explore.themes import Themes
 from npeff.share.config import PullConfig, PushConfig
-from npeff.share.index import INDEX
+from npeff.share.hub import INDEX
 from npeff.share.run import pull, push
 from npeff.store.run import Run
 from npeff.utils.errors import UserError

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from npeff.share.config import PullConfig, PushConfig
-from npeff.share.index import INDEX
+from npeff.share.hub import INDEX
 from npeff.share.run import pull, push
 from npeff.utils.errors import UserError
 from tests.share.conftest import edit_index, files_of, refused

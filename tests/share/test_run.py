@@ -11,12 +11,11 @@ import torch
 
 from npeff.cli import main
 from npeff.share.config import PullConfig, PushConfig
-from npeff.share.index import INDEX
-from npeff.share.run import pull, push
+from npeff.share.run import INDEX, is_shared_name, pull, push, read_index
 from npeff.store.run import Run
 from npeff.store.shards import read_tensors
 from npeff.utils.errors import UserError
-from tests.share.conftest import files_of, refused
+from tests.share.conftest import edit_index, files_of, refused
 
 
 def test_a_run_comes_back_as_it_was_and_can_be_looked_at(made, shared, tmp_path, capsys):
@@ -136,3 +135,43 @@ def test_a_pull_can_insist_on_what_was_pushed(made, tmp_path):
     digest = push(PushConfig(str(made), str(tmp_path / "place")))
     refused(tmp_path / "place", tmp_path / "run", "not what you asked for", sha256="0" * 64)
     pull(PullConfig(str(tmp_path / "place"), str(tmp_path / "run"), sha256=digest.upper()))
+
+
+NAMES = ["../escape.json", "/escape.json", "decompositions/../../escape.json", "decompositions//x.json"]
+NAMES += ["C:/escape.json", "decompositions\\x.json", ".ssh/config.json", "decompositions/.x/x.json", "site/index.html"]
+NAMES += [
+    "decompositions/x/code.py",
+    "shards/00000.pt",
+    "shards/../x.safetensors",
+    "perturbations/p/model/1/config.json",
+]
+NAMES += ["decompositions/x/a\nb.json", "decompositions/" * 8 + "x.json", "", "decompositions/x./a.json"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_outside_a_run_are_refused(copied, tmp_path, name):
+    assert not is_shared_name(name)
+    edit_index(copied, lambda values: values["files"].update({name: {"size": 1, "sha256": "0" * 64}}))
+    refused(copied, tmp_path / "run", "no file of a run")
+    assert not (tmp_path / "escape.json").exists()
+
+
+def test_names_that_are_one_on_some_systems_are_refused(shared):
+    values = json.loads((shared / INDEX).read_text())
+    values["files"]["decompositions/NPEFF/config.json"] = values["files"]["decompositions/npeff/config.json"]
+    with pytest.raises(UserError, match="no file of a run"):
+        read_index(json.dumps(values).encode(), "here")
+
+
+def test_unknown_formats_and_broken_indexes_are_refused(copied, tmp_path):
+    whole = (copied / INDEX).read_text()
+    edit_index(copied, lambda values: values.update(format=99))
+    refused(copied, tmp_path / "run", "Upgrade npeff")
+    edit_index(copied, lambda values: values.update(format=1, run="0" * 64))
+    refused(copied, tmp_path / "run", "another run than it holds")
+    edit_index(copied, lambda values: values["files"]["manifest.json"].update(size="1"))
+    refused(copied, tmp_path / "run", "is damaged")
+    (copied / INDEX).write_text(whole[:50])
+    refused(copied, tmp_path / "run", "is damaged")
+    (copied / INDEX).unlink()
+    refused(copied, tmp_path / "run", "not a shared run.*hf://owner/name")

@@ -90,11 +90,11 @@ def _facts(run: Run, rows: bool) -> Table:
 def _decompositions(analyses: list[Analysis]) -> Table:
     """How well the components of each decomposition are tuned."""
     columns = [Column("name"), Column("method"), Column("components"), Column("explained", ".1%")]
-    table = Table("", [*columns, *(Column(TITLES[kind]) for kind in KINDS)])
-    for analysis in analyses:
-        rates = (_rate(analysis.tunings[kind]) for kind in KINDS)
-        table.rows.append([analysis.name, analysis.method, analysis.components, analysis.explained, *rates])
-    return table
+    rows = [
+        [each.name, each.method, each.components, each.explained, *(_rate(each.tunings[kind]) for kind in KINDS)]
+        for each in analyses
+    ]
+    return Table("", [*columns, *(Column(TITLES[kind]) for kind in KINDS)], [*rows])
 
 
 def _rate(rate: Rate | None) -> str:
@@ -114,9 +114,9 @@ def _components(run: Run, analysis: Analysis) -> str:
         said = themes.get(component.number)
         theme = f": {_inline(said.theme)}" if said and said.theme else ""
         automatic = " (automatic theme)" if said and theme and said.source != "person" else ""
-        table = Table("", [Column("top example"), Column("prediction")])
-        for n in component.orderings[0].top[:SHOWN_EXAMPLES]:
-            table.rows.append([shorten(texts[n].as_py(), _LONGEST), shorten(predictions[n].as_py(), 40)])
+        top = component.orderings[0].top[:SHOWN_EXAMPLES]
+        rows = [[shorten(texts[n].as_py(), _LONGEST), shorten(predictions[n].as_py(), 40)] for n in top]
+        table = Table("", [Column("top example"), Column("prediction")], [*rows])
         blocks += [f"### {component.number}{theme}{automatic}", table]
     return as_markdown(blocks)
 
@@ -127,6 +127,5 @@ def _perturbations(run: Run) -> str:
     table = Table("", columns)
     for file in sorted((run.path / PERTURBATIONS).glob("*/results.json")):
         summary = read_json(file).get("summary", {})
-        measures = [summary.get(name) for name in ("components", "kl_ratio", "norm_ratio")]
-        table.rows.append([file.parent.name, *measures])
+        table.rows.append([file.parent.name, *map(summary.get, ("components", "kl_ratio", "norm_ratio"))])
     return table.markdown() if table.rows else "This was not measured."

@@ -24,10 +24,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from npeff.share.index import INDEX
 from npeff.utils.errors import UserError
 from npeff.utils.files import disk_errors, whole_directory, whole_file
 
+INDEX = "share.json"
+"""The file that lists all others of a shared run."""
 HUB = "hf://"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """What the name of a repository on the Hub looks like."""
@@ -166,11 +167,7 @@ class Hub:
         patterns = [glob.escape(name) for name in names]
         with self._errors():
             self._api.snapshot_download(
-                self.repository,
-                revision=self._revision,
-                local_dir=target,
-                allow_patterns=patterns,
-                tqdm_class=_Bar,
+                self.repository, revision=self._revision, local_dir=target, allow_patterns=patterns, tqdm_class=_Bar
             )
 
     def put(self, files: Mapping[str, Path], message: str) -> str:
@@ -191,11 +188,10 @@ class Hub:
         with self._errors(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*commit a data file.*")  # the table of examples
             self._api.create_repo(self.repository, private=not self._public, exist_ok=True)
+            add, delete = map(CommitOperationAdd, files, files.values()), map(CommitOperationDelete, sorted(stale))
+            # with its parent it is refused if somebody else has pushed meanwhile
             commit = self._api.create_commit(
-                self.repository,
-                [*map(CommitOperationAdd, files, files.values()), *map(CommitOperationDelete, sorted(stale))],
-                commit_message=message,
-                parent_commit=self._revision,  # refused if somebody else has pushed meanwhile
+                self.repository, [*add, *delete], commit_message=message, parent_commit=self._revision
             )
         return str(commit.commit_url)
 
