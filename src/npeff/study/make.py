@@ -10,8 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from npeff.tasks.config import FIELD
 from npeff.utils.configs import from_dict, to_dict, write_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, whole_file, write_text
-from npeff.utils.types import Array
 
 LONGEST = 700
 """Characters of a text that are shown."""
@@ -59,8 +57,8 @@ def make(config: MakeConfig) -> Path:
     run = Run.open(config.run)
     names = list(config.decomposition) or [choose_decomposition(run.path)]
     about = config.about or about_task(run.manifest.task)
-    pool = Pool(shown_texts(run.table), run.usable, config.size, np.random.default_rng(config.seed))
-    samples, dealt = choose_groups(config, pool, {name: open_decomposition(run, name).scores() for name in names})
+    pool, scores = Pool(config, run), {name: open_decomposition(run, name).scores() for name in names}
+    samples, dealt = choose_groups(config, pool, scores)
     groups = tuple(Group(entry.number, form, pool.shown(entry.examples)) for form, entry in dealt)
     preamble = tuple(text.format(size=config.size, about=about) for text in TEXTS["preamble"])
     kit = Kit(preamble, samples, groups)
@@ -95,23 +93,13 @@ def shown_texts(table: pa.Table) -> list[str]:
 # --- which groups -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Pool:
     """The examples that may be shown, and how groups are drawn from them."""
 
-    texts: list[str]
-    """What is shown of each example, [m]."""
-    usable: Array
-    """Bool [m]; false for examples that were set aside."""
-    size: int
-    """Examples in a group."""
-    random: np.random.Generator
-    """What all is drawn with."""
-
-    @cached_property
-    def codes(self) -> Array:
-        """Numbers of the texts, int64 [m]."""
-        return encode(pa.chunked_array([self.texts], pa.string()))[0]
+    def __init__(self, config: MakeConfig, run: Run) -> None:
+        self.size, self.random = config.size, np.random.default_rng(config.seed)
+        self.texts, self.usable = shown_texts(run.table), run.usable
+        self.codes = encode(pa.chunked_array([self.texts], pa.string()))[0]  # int64 [m]: which texts are the same
 
     def shown(self, examples: Sequence[int]) -> tuple[str, ...]:
         """The texts of some examples."""
