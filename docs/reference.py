@@ -113,7 +113,7 @@ RECORDS = {
     "spectra/spectra.json": "npeff.analyse.spectra:Spectra",
     "sweeps/*/sweep.json": "npeff.analyse.sweep:Sweep",
     "icl/SHOTS-SEED/table.json": "npeff.paper.icl_report:IclTable",
-    "share.json": "npeff.share.index:Index",
+    "share.json": "npeff.share.run:Index",
     "KIT/groups.json": "npeff.study.kit:Kit",
     "KIT/key/key.json": "npeff.study.kit:Key",
     "KIT/judges/*/NNN.json": "npeff.study.judge:JudgeReply",

@@ -8,14 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from string import Template
 
-import pyarrow.compute as pc
-
 from npeff.analyse.highlights import highlights
 from npeff.analyse.records import KINDS, TITLES, Analysis, Rate
 from npeff.analyse.run import read_analysis
 from npeff.decompose.config import METHODS
 from npeff.explore.themes import Themes
 from npeff.share.hub import HUB_ID
+from npeff.store.examples import accuracy
 from npeff.store.layout import PERTURBATIONS, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.files import read_json
@@ -68,15 +67,14 @@ def _facts(run: Run, rows: bool) -> Table:
     """What was asked of which model. Runs of other software may not say everything."""
     manifest, task, config = run.manifest, run.manifest.task, run.manifest.config
     labels, directions, sketch = task.labels, config.get("directions"), config.get("sketch")
-    # of the examples that have a label
-    accuracy = pc.mean(pc.equal(run.table["label"], run.table["prediction"])).as_py() if labels else None
+    right = accuracy(run.table, labels)
     facts = {
         "model": _model(run),
         "task": task.name,
         "prompt": task.prefix + task.prompt,
         "answers": f"{', '.join(labels[:10])}{' …' if labels[10:] else ''}" if labels else "every next token",
         "examples": f"{len(run.table):,}",
-        "accuracy": None if accuracy is None else f"{accuracy:.1%}",
+        "accuracy": None if right is None else f"{right:.1%}",
         "parameters": f"{manifest.parameters:,}",
         "directions": str(directions.get("directions")) if isinstance(directions, dict) else None,
         "sketch": f"{sketch.get('sketch')}, {sketch.get('dim')} entries" if isinstance(sketch, dict) else None,

@@ -25,6 +25,7 @@ from npeff.utils.files import only_one
 from npeff.utils.text import shorten
 
 JUDGES = "judges"
+FILE = "{:03d}.json"
 _CHARACTERS_PER_TOKEN = 4
 _REPLY_TOKENS = 15
 """A reply in the form that is asked for; a model that thinks aloud first takes more."""
@@ -60,8 +61,8 @@ class JudgeReply:
     """As `npeff study judge --max-tokens`."""
     tokens: dict[str, int] = field(default_factory=dict)
     """Tokens as the server counted them."""
-    reply: str = ""
-    """What the model said."""
+    reply: str | None = None
+    """What the model said; None before it was asked."""
 
 
 def judge(config: JudgeConfig) -> Path | None:
@@ -76,20 +77,20 @@ def judge(config: JudgeConfig) -> Path | None:
     kit, chat = read_kit(config.kit), Chat(config)
     folder = Path(config.kit) / JUDGES / file_name(config.model)
     requests = {group.number: messages_for(kit, group.texts) for group in kit.groups}
-    questions = {number: _question(config, chat.url, number, messages) for number, messages in requests.items()}
-    replies = {number: reply for number, asked in questions.items() if (reply := _kept(folder, asked)) is not None}
-    waiting = [number for number in requests if number not in replies]
+    settings = (chat.url, config.model, config.temperature, config.max_tokens)
+    replies = {number: _known(folder, number, settings, messages) for number, messages in requests.items()}
+    waiting = [number for number, known in replies.items() if known.reply is None]
     print(_estimate(requests, waiting))
     if config.dry_run:
         return None
     with only_one(folder):
         for number in tqdm(waiting, desc=f"Asking {config.model}", unit="group", disable=None):
             text, tokens = chat.ask(requests[number])
-            replies[number] = replace(questions[number], tokens=tokens, reply=text)
-            write_record(_file(folder, number), replies[number])
-    answers = {number: parse(replies[number].reply) for number in requests}
-    unread = {number: replies[number].reply for number, answer in answers.items() if answer is None}
-    read = {number: answer for number, answer in answers.items() if answer is not None}
+            replies[number] = replace(replies[number], tokens=tokens, reply=text)
+            write_record(folder / FILE.format(number), replies[number])
+    said = {number: known.reply or "" for number, known in replies.items()}
+    read = {number: answer for number, text in said.items() if (answer := parse(text)) is not None}
+    unread = {number: text for number, text in said.items() if number not in read}
     sheet = Sheet(config.model[: LONGEST["who"]], read, f"judge:{config.model}"[: LONGEST["source"]], unread)
     path = Path(config.kit) / f"answers-judge-{folder.name}.json"
     write_sheet(path, kit, sheet)
@@ -154,22 +155,12 @@ def file_name(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-") or "model"
 
 
-def _question(config: JudgeConfig, url: str, number: int, messages: Messages) -> JudgeReply:
-    """What is asked, without a reply yet."""
-    settings = (url, config.model, config.temperature, config.max_tokens)
+def _known(folder: Path, number: int, settings: tuple[Any, ...], messages: Messages) -> JudgeReply:
+    """The reply that an earlier call got to the same question; else the question, without a reply yet."""
     asked = hashlib.sha256(json.dumps([settings, messages]).encode()).hexdigest()
-    return JudgeReply(number, asked, *settings)
-
-
-def _kept(folder: Path, question: JudgeReply) -> JudgeReply | None:
-    """The reply that an earlier call got to the same question."""
-    file = _file(folder, question.group)
-    reply = read_record(JudgeReply, file) if file.is_file() else None
-    return reply if reply is not None and reply.asked == question.asked else None
-
-
-def _file(folder: Path, number: int) -> Path:
-    return folder / f"{number:03d}.json"
+    file, question = folder / FILE.format(number), JudgeReply(number, asked, *settings)
+    kept = read_record(JudgeReply, file) if file.is_file() else question
+    return kept if kept.asked == asked else question
 
 
 def _estimate(requests: dict[int, Messages], waiting: list[int]) -> str:
