@@ -13,8 +13,7 @@ import torch
 
 from npeff.analyse import matching
 from npeff.analyse import relations as module
-from npeff.analyse.relations import Member, chains, choose_pairs, read_members, relate
-from npeff.analyse.relatives import Relations
+from npeff.analyse.relations import Member, Relations, chains, choose_pairs, read_members, relate
 from npeff.decompose.config import FitConfig
 from npeff.decompose.methods import create
 from npeff.decompose.run import open_decomposition
@@ -222,5 +221,5 @@ def test_what_was_found_is_kept_until_a_decomposition_changes(tmp_path: Path, mo
 def test_one_decomposition_has_no_relatives(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(EXAMPLES)])
     put(run, "a", 4, 0)
-    found = Relations.of(run, ["a"], [[[]] * 4])
+    found = Relations(run, ["a"], [[[]] * 4])
     assert (found.pairs, found.of_component(0, 2), found.stability(0), found.chains) == ({}, [], None, [])

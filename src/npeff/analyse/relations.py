@@ -1,5 +1,6 @@
 """How the decompositions of a run relate: which components two of them share, and which split into which.
 
+`relate` compares two of them; `Relations` is what the page shows of all: matches, parents and splits of each component.
 Two decompositions cost one product of their coefficients, so what is found is kept in RUN/relations and computed again
 only for those that changed. Tensors are read in chunks: two large decompositions need not fit into memory together.
 """
@@ -9,24 +10,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from safetensors import safe_open
 
 from npeff.analyse import matching
+from npeff.analyse.records import KINDS, ComponentAnalysis
 from npeff.decompose.methods import kind_of
 from npeff.store.layout import RELATIONS, decomposition_folder
 from npeff.store.run import Run
 from npeff.utils.configs import read_record, write_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, sha256
-from npeff.utils.text import rounded
+from npeff.utils.progress import progress
+from npeff.utils.text import cut, rounded
 from npeff.utils.types import Array
 
 FORMAT = 2
@@ -34,6 +38,7 @@ NEAREST = 12
 """Other decompositions that each one is related with."""
 _ROWS = 8192
 _COLUMNS = 2048
+_PREVIEW = 100
 
 
 @dataclass(frozen=True)
@@ -88,15 +93,13 @@ def chains(members: Sequence[Member]) -> list[list[int]]:
         seeds = dict.fromkeys(members[number].seed for number in mine)
         by_seed = [_chain(members, [n for n in mine if members[n].seed == seed]) for seed in seeds]
         of_one_seed = [chain for chain in by_seed if len(chain) > 1]
-        long += of_one_seed or [chain for chain in [_chain(members, mine)] if len(chain) > 1]
-    return long
+        long += of_one_seed or [_chain(members, mine)]
+    return [chain for chain in long if len(chain) > 1]
 
 
 def _chain(members: Sequence[Member], numbers: Sequence[int]) -> list[int]:
     """The first of `numbers` for each count of components, ascending."""
-    first: dict[int, int] = {}
-    for number in numbers:
-        first.setdefault(members[number].components, number)
+    first = {members[number].components: number for number in reversed(numbers)}
     return [first[count] for count in sorted(first)]
 
 
@@ -230,16 +233,23 @@ def compare_tensors(first: Member, second: Member) -> Relation:
         by_components = None
         if _same_space(first, second, a, b):
             by_components = torch.nan_to_num(matching.column_similarity(_columns(a, b)))
-    matched = _pairs(*_best_first(by_coefficients), by_coefficients, by_components)
-    relation = Relation(matched, _mean(matched.coefficients), matching.mean_best_similarity(by_coefficients))
-    if by_components is not None:
-        pairs = _pairs(*_best_first(by_components), by_coefficients, by_components)
-        relation = replace(relation, components=_mean(pairs.components or []), by_components=pairs)
-    if first.components < second.components:
-        every = np.arange(second.components)
-        parents = _pairs(matching.parents(by_coefficients), every, by_coefficients, by_components)
-        relation = replace(relation, parents=parents)
-    return relation
+
+    def pairs(rows: Array, columns: Array) -> ComponentPairs:
+        coefficients = rounded(by_coefficients.numpy()[rows, columns].tolist())
+        components = None if by_components is None else rounded(by_components.numpy()[rows, columns].tolist())
+        return ComponentPairs(rows.tolist(), columns.tolist(), coefficients, components)
+
+    matched = pairs(*_best_first(by_coefficients))
+    vectors = None if by_components is None else pairs(*_best_first(by_components))
+    finer = second.components > first.components
+    return Relation(
+        matched=matched,
+        coefficients=float(np.mean(matched.coefficients)),
+        best=matching.mean_best_similarity(by_coefficients),
+        components=float(np.mean(vectors.components or 0)) if vectors else None,
+        by_components=vectors,
+        parents=pairs(matching.parents(by_coefficients), np.arange(second.components)) if finer else None,
+    )
 
 
 def _rows(a: Any, b: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -269,17 +279,155 @@ def _best_first(similarity: torch.Tensor) -> tuple[Array, Array]:
     return rows[order], columns[order]
 
 
-def _pairs(
-    rows: Array, columns: Array, by_coefficients: torch.Tensor, by_components: torch.Tensor | None
-) -> ComponentPairs:
-    """Pairs of components, with both similarities."""
-    return ComponentPairs(
-        first=rows.tolist(),
-        second=columns.tolist(),
-        coefficients=rounded(by_coefficients.numpy()[rows, columns].tolist()),
-        components=None if by_components is None else rounded(by_components.numpy()[rows, columns].tolist()),
-    )
+# --- all pairs, for pages -----------------------------------------------------------------------------------------
+
+Item = tuple[int, float, float | None]
+"""Another decomposition's component, with the similarity of coefficients and of components."""
+Items = dict[int, list[Item]]
+"""Component → what it is in another decomposition; those that are nothing there may be missing."""
 
 
-def _mean(similarities: list[float]) -> float:
-    return float(np.mean(similarities)) if similarities else 0.0
+def brief(component: ComponentAnalysis, texts: Sequence[str]) -> list[Any]:
+    """A component in a few words, from its analysis: tunings, most frequent prediction, first example."""
+    first = component.orderings[0]
+    prediction = next(iter(first.predictions), "")
+    text = cut(texts[first.top[0]], _PREVIEW) if first.top else ""
+    return [*(component.tuned(kind) for kind in KINDS), prediction, text]
+
+
+@dataclass(frozen=True)
+class Relatives:
+    """What a component is in another decomposition."""
+
+    other: int
+    """Number of the other decomposition."""
+    kind: Literal["match", "parent", "splits"]
+    """Whether the other one has as many components, fewer, or more."""
+    count: int
+    """Components that belong to it there."""
+    items: list[list[Any]]
+    """The most similar of them: number, both similarities, and what `brief` says of it."""
+    by_components: Item | None
+    """The component that it is matched with by vectors, if both have as many and live in the same space."""
+
+
+@dataclass(frozen=True)
+class RelatedPair:
+    """Two decompositions in a line of the overview."""
+
+    first: int
+    """Number of the decomposition with fewer components."""
+    second: int
+    """Number of the other one."""
+    coefficients: float
+    """As in `Relation`."""
+    components: float | None
+    """As in `Relation`."""
+    best: float
+    """As in `Relation`."""
+    kept: int | None = None
+    """Splits of prediction-tuned components that keep the prediction; None if both have as many components."""
+    splits: int | None = None
+    """Splits of prediction-tuned components; None if both have as many components."""
+
+
+class Relations:
+    """All that is known about how a run's decompositions relate. Members go by their number in `members`."""
+
+    def __init__(self, run: Run, names: Sequence[str], briefs: Sequence[Sequence[list[Any]]]) -> None:
+        """Relate the decompositions `names` of a run, as far as that is not done; `briefs` are of their components."""
+        self.members, self._briefs = read_members(run, names), briefs
+        self.chains = chains(self.members)
+        self.pairs: dict[tuple[int, int], Relation] = {}
+        self._items: dict[int, dict[int, Items]] = defaultdict(dict)
+        self._by_components: dict[int, dict[int, Items]] = defaultdict(dict)
+        pairs = choose_pairs(self.members)
+        for a, b in progress(pairs, desc="Relating decompositions", unit="pair", active=bool(pairs)):
+            first, second = self.members[a], self.members[b]
+            relation = self.pairs[a, b] = relate(run, first, second)
+            self._items[a][b], self._items[b][a] = _both_sides(relation.parents or relation.matched)
+            if relation.by_components and first.components == second.components:
+                sides = _both_sides(relation.by_components, by="components")
+                self._by_components[a][b], self._by_components[b][a] = sides
+
+    def of_component(self, member: int, component: int, most: int = 24) -> list[Relatives]:
+        """What a component is in each other decomposition: its match, its parent, or its splits.
+
+        Args:
+            member: Number of the decomposition.
+            component: Number of the component in it.
+            most: Items to list at most for each other decomposition.
+
+        Returns:
+            One entry for each decomposition that it was related with: same count first, then coarser to finer; seeds
+            before methods.
+        """
+        mine, entries = self.members[member], []
+
+        def order(other: int) -> tuple[bool, int, bool, int]:
+            its = self.members[other]
+            return its.components != mine.components, its.components, its.method != mine.method, other
+
+        for other in sorted(self._items[member], key=order):
+            items = sorted(self._items[member][other].get(component, []), key=lambda item: (-item[1], item[0]))
+            here, there = mine.components, self.members[other].components
+            matches = self._by_components[member].get(other, {}).get(component)
+            entries.append(
+                Relatives(
+                    other=other,
+                    kind="match" if here == there else "parent" if here > there else "splits",
+                    count=len(items),
+                    items=[[*item, *self._briefs[other][item[0]]] for item in items[:most]],
+                    by_components=matches[0] if matches else None,
+                )
+            )
+        return entries
+
+    def stability(self, member: int) -> list[float] | None:
+        """How well other seeds find each component again.
+
+        Args:
+            member: Number of the decomposition.
+
+        Returns:
+            For each component the mean similarity of its matches in other seeds of the same method and count, [C]; None
+            if there are no other seeds.
+        """
+        mine = self.members[member]
+        same = [n for n, m in enumerate(self.members) if (m.method, m.components) == (mine.method, mine.components)]
+        seeds = [items for other, items in self._items[member].items() if other in same]
+        if not seeds:
+            return None
+        totals = [sum(item[1] for items in seeds for item in items.get(j, [])) for j in range(mine.components)]
+        return rounded([total / len(seeds) for total in totals])
+
+    def lines(self, tuned: Sequence[Sequence[str | None]]) -> list[RelatedPair]:
+        """Every pair in a line.
+
+        Args:
+            tuned: For each member, to which prediction each component is tuned, if it is.
+
+        Returns:
+            One for each pair.
+        """
+        lines = []
+        for (a, b), relation in self.pairs.items():
+            kept: tuple[int, int] | tuple[()] = ()
+            if relation.parents:
+                kept = matching.preserved(np.array(relation.parents.first), tuned[a], tuned[b])
+            lines.append(RelatedPair(a, b, relation.coefficients, relation.components, relation.best, *kept))
+        return lines
+
+
+def _both_sides(
+    pairs: ComponentPairs, by: Literal["coefficients", "components"] = "coefficients"
+) -> tuple[Items, Items]:
+    """Items of the components of the first, and of the second; without pairs that have nothing in common."""
+    left: Items = defaultdict(list)
+    right: Items = defaultdict(list)
+    components: Sequence[float | None] = pairs.components or [None] * len(pairs.first)
+    for a, b, *both in zip(pairs.first, pairs.second, pairs.coefficients, components, strict=True):
+        if both[by == "components"] and a != matching.NOBODY:
+            left[a].append((b, both[0] or 0.0, both[1]))
+            right[b].append((a, both[0] or 0.0, both[1]))
+    return left, right

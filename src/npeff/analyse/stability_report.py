@@ -11,26 +11,12 @@ from npeff.analyse.split_tree import draw_tree, tree_markdown
 from npeff.collect.identity import brief
 from npeff.utils.configs import write_record
 from npeff.utils.files import remove_partials, write_text
-from npeff.utils.report import (
-    BLUE,
-    RED,
-    Cell,
-    Column,
-    Table,
-    draw_figure,
-    plain_axes,
-    remove_figure,
-    write_report,
-)
+from npeff.utils.report import BLUE, RED, Cell, Column, Table, draw_figure, plain_axes, remove_figure, write_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_TITLES = {
-    "coefficients": "coefficients W",
-    "pseudo_fishers": "pseudo-Fishers G",
-    "best": "best, by coefficients",
-}
+_TITLES = {"coefficients": "coefficients W", "pseudo_fishers": "pseudo-Fishers G", "best": "best, by coefficients"}
 
 
 def write(directory: Path, result: Stability) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from npeff.analyse import matrix
 from npeff.analyse.ranking import columns
 from npeff.analyse.records import Analysis
-from npeff.analyse.relatives import RelatedPair, Relations, brief
+from npeff.analyse.relations import RelatedPair, Relations, brief
 from npeff.analyse.run import read_analysis, read_examples
 from npeff.decompose.config import METHODS
 from npeff.decompose.run import open_decomposition
@@ -169,9 +169,7 @@ def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
         for asset in ASSETS:
             (folder / asset).write_bytes((_SITE / asset).read_bytes())
         texts = run.table["text"].to_pylist()
-        relations = Relations.of(
-            run, names, [[brief(row, texts) for row in analysis.component] for analysis in analyses]
-        )
+        relations = Relations(run, names, [[brief(row, texts) for row in analysis.component] for analysis in analyses])
         _write_examples(folder, run)
         for (a, b), relation in relations.pairs.items():
             _write(folder, f"pair/{a}-{b}", relation)

@@ -11,7 +11,7 @@ import torch
 from npeff.analyse.highlights import highlights
 from npeff.analyse.ranking import bands, top_examples
 from npeff.analyse.records import ComponentAnalysis
-from npeff.analyse.relatives import Relatives
+from npeff.analyse.relations import Relatives
 from npeff.analyse.tunings import Classes, Examples
 from npeff.decompose.base import Decomposition
 from npeff.explore.evidence import Measured, Perturbed
