@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from npeff.utils.configs import write_record
 from npeff.utils.files import whole_file, write_text
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure
+else:
+    Axes = Any
 
 Value = str | float | bool | None
 
@@ -156,16 +160,48 @@ def as_markdown(blocks: Iterable[str | Table]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
 
-def write_report(path: Path, blocks: Sequence[str | Table], csv: Table | None = None) -> None:
-    """Write a report as `path`.md, its tables as `path`.tex and, if `csv` is given, that table as `path`.csv."""
+def write_report(path: Path, blocks: Sequence[str | Table], csv: Table | None = None) -> str:
+    """Write a report as `path`.md, its tables as `path`.tex and, if `csv` is given, that table as `path`.csv.
+
+    Args:
+        path: Where to, without the endings.
+        blocks: Texts and tables.
+        csv: The table to write as CSV.
+
+    Returns:
+        The report in Markdown.
+    """
+    text = as_markdown(blocks)
     if csv is not None:
         csv.write_csv(path.with_name(f"{path.name}.csv"))
     tables = [block.latex() for block in blocks if isinstance(block, Table)]
     write_text(path.with_name(f"{path.name}.tex"), "\n".join(tables))
-    write_text(path.with_name(f"{path.name}.md"), as_markdown(blocks))
+    write_text(path.with_name(f"{path.name}.md"), text)
+    return text
+
+
+def write_result(path: Path, result: Any, blocks: Sequence[str | Table], draw: Draw, panels: int = 1) -> str:
+    """Write a result in all its forms: a report, its first table as CSV, a figure and, last, JSON.
+
+    Args:
+        path: Where to, without the endings.
+        result: A record; a folder that has it as JSON is finished.
+        blocks: What the report says; the first block is a table.
+        draw: As for `draw_figure`.
+        panels: As for `draw_figure`.
+
+    Returns:
+        The report in Markdown.
+    """
+    text = write_report(path, blocks, csv=next(block for block in blocks if isinstance(block, Table)))
+    draw_figure(path, draw, result, panels)
+    write_record(path.with_name(f"{path.name}.json"), result)
+    return text
 
 
 KINDS = ("png", "svg")
+Draw = Callable[[Any, Any], None]
+"""Fills axes with values; several axes if there are several panels."""
 BLUE, RED, PURPLE = "#1f6f8b", "#b03a2e", "#6a4c93"
 """Colours that figures share."""
 
@@ -177,10 +213,12 @@ def new_figure(width: float = 6, height: float = 3.5) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def draw_figure(path: Path, draw: Callable[[Any, Any], None], values: Any) -> None:
-    """Let `draw` fill one pair of axes with `values`, and write the figure."""
-    figure = new_figure()
-    draw(figure.subplots(), values)
+def draw_figure(path: Path, draw: Draw, values: Any, panels: int = 1) -> None:
+    """Let `draw` fill axes with `values`, so many panels beside each other, and write the figure."""
+    figure = new_figure(3 + 3 * panels)
+    draw(figure.subplots(1, panels), values)
+    for axes in figure.axes:
+        plain_axes(axes)
     write_figure(path, figure)
 
 
