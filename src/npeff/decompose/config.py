@@ -120,6 +120,11 @@ class FitConfig(SolverConfig):
         super().__post_init__()
         positive("components", self.components)
 
+    @property
+    def name(self) -> str:
+        """What the decomposition is called if nobody gives it a name."""
+        return f"{self.method}-{self.components}-{self.seed}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecomposeConfig(SolverConfig):

@@ -42,7 +42,7 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
     distributed.start()
     run = Run.open(config.run)
     fit_config = config.with_components(config.components or _choose_components(run, config))
-    name = config.decomposition or f"{config.method}-{fit_config.components}-{config.seed}"
+    name = config.decomposition or fit_config.name
     parent = run.path / DECOMPOSITIONS
     directory = parent / name
     first = distributed.rank() == 0
