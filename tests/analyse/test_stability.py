@@ -12,8 +12,7 @@ from npeff import cli
 from npeff.analyse.config import StabilityConfig
 from npeff.analyse.records import Level, Split, Stability
 from npeff.analyse.split_tree import grow_tree, tree_markdown
-from npeff.analyse.stability import stability
-from npeff.analyse.stability_report import write
+from npeff.analyse.stability import stability, write
 from npeff.decompose.config import Method
 from npeff.decompose.methods import load
 from npeff.store.run import Run

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from npeff.analyse.config import AnalyseConfig, CompareConfig
-from npeff.analyse.records import KINDS, Kind, Summary
+from npeff.analyse.config import CompareConfig
+from npeff.analyse.records import KINDS, AnalysisOptions, Kind, Summary
 from npeff.analyse.report import draw_rates
 from npeff.analyse.run import analyse_one
 from npeff.decompose.config import METHOD_TITLES, DecomposeConfig, Method, SaeConfig, suggest_components
@@ -15,14 +14,11 @@ from npeff.decompose.methods import kind_of
 from npeff.decompose.run import decompose
 from npeff.store.layout import COMPARISONS
 from npeff.store.run import Run
-from npeff.utils.configs import replace, to_dict, write_record
+from npeff.utils.configs import replace, to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.report import Cell, Column, Emphasis, Table, as_markdown, draw_figure, plain_axes, write_report
+from npeff.utils.report import Axes, Cell, Column, Emphasis, Table, write_result
 from npeff.utils.text import percent
 from npeff.utils.version import __version__
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _COLUMNS: dict[Kind, str] = {"prediction": "Pred", "label": "Label", "lnp": "LnP"}
 _NUMBERS = ("share", "low", "high", "expected", "tuned", "of")
@@ -92,8 +88,9 @@ def compare(config: CompareConfig) -> Comparison:
         missing=missing,
     )
     directory = run.path / COMPARISONS / f"{components}-{config.seed}"
-    write(directory, comparison)
-    print(f"\n{as_markdown(blocks(comparison))}\nin {directory}")
+    absent = [f"{METHOD_TITLES[method]} is left out: {reason}." for method, reason in missing.items()]
+    text = write_result(directory / "table", comparison, [table(comparison), *absent], _draw)
+    print(f"\n{text}\nin {directory}")
     return comparison
 
 
@@ -109,33 +106,14 @@ def _cannot(run: Run, method: Method, components: int) -> str | None:
 
 def _measure(run: Run, method: Method, components: int, config: CompareConfig) -> ComparedMethod:
     """Decompose with one method, analyse that, and give the entry of the table."""
-    name = f"{method}-{components}-{config.seed}"
+    sae = config.sae if method == "sae" else SaeConfig()  # no reason to fit the others again
     wanted = DecomposeConfig(
-        run=config.run,
-        decomposition=name,
-        method=method,
-        components=components,
-        seed=config.seed,
-        device=config.device,
-        sae=config.sae if method == "sae" else SaeConfig(),  # no reason to fit the others again
+        run=config.run, method=method, components=components, seed=config.seed, device=config.device, sae=sae
     )
-    decompose(wanted, made_for="compare")
-    analysis = analyse_one(run, name, AnalyseConfig(config.run, name, config.top, config.unique), quiet=True)
+    name = decompose(wanted, made_for="compare").config.name
+    analysis = analyse_one(run, name, AnalysisOptions(config.top, config.unique), quiet=True)
     summary = {item.name: getattr(analysis, item.name) for item in fields(Summary)}
     return ComparedMethod(**summary, title=METHOD_TITLES[method])
-
-
-def write(directory: Path, comparison: Comparison) -> None:
-    """Write the table as CSV, Markdown, LaTeX, figures and, last, JSON."""
-    write_report(directory / "table", blocks(comparison), csv=table(comparison))
-    draw_figure(directory / "table", _draw, comparison)
-    write_record(directory / "table.json", comparison)
-
-
-def blocks(comparison: Comparison) -> list[str | Table]:
-    """The table, and a line for each method that is not in it."""
-    absent = [f"{METHOD_TITLES[method]} is left out: {reason}." for method, reason in comparison.missing.items()]
-    return [table(comparison), *absent]
 
 
 def table(comparison: Comparison) -> Table:
@@ -183,4 +161,3 @@ def _draw(axes: Axes, comparison: Comparison) -> None:
     axes.set(title=f"{comparison.task}, {comparison.options['components']} components")
     if axes.containers:
         axes.legend(frameon=False)
-    plain_axes(axes)

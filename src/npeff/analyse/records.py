@@ -105,9 +105,9 @@ class AnalysisOptions:
 
     removed: ClassVar[dict[str, str]] = {"correlated": "the number of correlated components is fixed."}
 
-    top: int
+    top: int = 16
     """Top examples that must agree."""
-    unique: bool
+    unique: bool = False
     """Whether only distinct texts count."""
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from npeff.analyse.records import KINDS, TITLES, Analysis, ComponentAnalysis, Kind, Rate
 from npeff.utils.configs import write_record
 from npeff.utils.files import remove_partials
-from npeff.utils.report import BLUE, PURPLE, RED, Cell, Column, Table, draw_figure, plain_axes, write_report
+from npeff.utils.report import BLUE, PURPLE, RED, Axes, Cell, Column, Table, draw_figure, write_report
 from npeff.utils.text import percent, shorten
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 JSON = "analysis.json"
 _TUNINGS = tuple(f"tunings.{ending}" for ending in ("md", "tex", "png", "svg"))
@@ -216,11 +214,32 @@ def _draw_tunings(axes: Axes, analysis: Analysis) -> None:
             axes.hlines(100 * rate.expected, place - 0.35, place + 0.35, color="black", linestyle="--")
     axes.set_xticks(range(len(KINDS)), [TITLES[kind] for kind in KINDS])
     axes.set(title=f"{analysis.name}: {analysis.eligible} components; dashed: by chance")
-    plain_axes(axes)
+
+
+def draw_by_count(axes: Axes, rows: Sequence[Any], lines: Mapping[str, str], ylabel: str, scale: float = 1) -> None:
+    """Lines against the number of components.
+
+    Args:
+        axes: Where to draw.
+        rows: A record for each number of `components`.
+        lines: Field of the records → label of its line. A field `NAME_deviation` gives it
+            error bars; None is not drawn.
+        ylabel: What the values are.
+        scale: What to multiply values with.
+    """
+    counts = [row.components for row in rows]
+    for (name, label), colour in zip(lines.items(), (BLUE, RED), strict=True):
+        columns = ([getattr(row, field, None) for row in rows] for field in (name, f"{name}_deviation"))
+        values, deviations = (scale * np.array(column, dtype=float) for column in columns)
+        axes.errorbar(counts, values, yerr=deviations, marker="o", markersize=4, capsize=3, color=colour, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.minorticks_off()
+    axes.set(xlabel="components", ylabel=ylabel)
+    axes.legend(frameon=False)
 
 
 def _draw_density(axes: Axes, analysis: Analysis) -> None:
     densities = [100 * component.density for component in analysis.component]
     axes.hist(densities, bins=30, range=(0, 100) if max(densities, default=0) > 30 else None, color="#4c78a8")
     axes.set(xlabel="% of examples in which a component is active", ylabel="components", title=analysis.name)
-    plain_axes(axes)

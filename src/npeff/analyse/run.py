@@ -44,7 +44,7 @@ def analyse(config: AnalyseConfig) -> list[Analysis]:
     names = [config.decomposition] if config.decomposition else decomposition_names(run.path)
     if not names:
         raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
-    return [analyse_one(run, name, config) for name in names]
+    return [analyse_one(run, name, AnalysisOptions(config.top, config.unique)) for name in names]
 
 
 def read_analysis(run: Run, name: str) -> Analysis:
@@ -57,31 +57,30 @@ def read_analysis(run: Run, name: str) -> Analysis:
     Returns:
         The analysis.
     """
-    config = AnalyseConfig(str(run.path), name)
-    folder = decomposition_folder(run.path, name)
-    saved = _read(folder)
-    if saved is not None:
-        config = dataclasses.replace(config, top=saved.top, unique=saved.unique)
-        if saved.inputs == _inputs(run, folder, config):
-            return saved
-    return analyse_one(run, name, config, quiet=True)
+    return analyse_one(run, name, quiet=True)
 
 
-def analyse_one(run: Run, name: str, config: AnalyseConfig, quiet: bool = False) -> Analysis:
+def analyse_one(run: Run, name: str, options: AnalysisOptions | None = None, quiet: bool = False) -> Analysis:
     """Analyse a decomposition, unless that is done with the same options.
 
     Args:
         run: The run.
         name: Name of the decomposition.
-        config: What makes a component tuned.
+        options: What makes a component tuned; if not given, as the last time, or else the defaults.
         quiet: Do not mention an analysis that is up to date.
 
     Returns:
         The analysis.
     """
     folder = decomposition_folder(run.path, name)
-    inputs = _inputs(run, folder, config)
     saved = _read(folder)
+    inputs = AnalysisInputs(
+        run=run.fingerprint,
+        # the table's own hash: verifying a run may repair predictions that the fingerprint does not cover
+        examples=run.manifest.examples_sha256,
+        tensors=read_object(folder / "config.json").get("sha256"),
+        options=options or (saved.inputs.options if saved else AnalysisOptions()),
+    )
     if saved is not None and saved.inputs == inputs:
         if not quiet:
             print(f"{name}: the analysis in {folder / ANALYSIS} is up to date.")
@@ -91,17 +90,6 @@ def analyse_one(run: Run, name: str, config: AnalyseConfig, quiet: bool = False)
     print(report.in_words(analysis))
     print(f"  in {folder / ANALYSIS}")
     return analysis
-
-
-def _inputs(run: Run, folder: Path, config: AnalyseConfig) -> AnalysisInputs:
-    """What an analysis depends on."""
-    return AnalysisInputs(
-        run=run.fingerprint,
-        # the table's own hash: verifying a run may repair predictions that the fingerprint does not cover
-        examples=run.manifest.examples_sha256,
-        tensors=read_object(folder / "config.json").get("sha256"),
-        options=AnalysisOptions(config.top, config.unique),
-    )
 
 
 def _read(folder: Path) -> Analysis | None:

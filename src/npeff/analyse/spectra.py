@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,14 +13,10 @@ from npeff.analyse.config import SpectraConfig
 from npeff.store.layout import SPECTRA
 from npeff.store.rows import RowSource
 from npeff.store.run import Run
-from npeff.utils.configs import write_record
 from npeff.utils.errors import UserError
-from npeff.utils.report import Column, Table, draw_figure, plain_axes, write_report
+from npeff.utils.report import Axes, Column, Table, write_result
 from npeff.utils.types import Array
 from npeff.utils.version import __version__
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _EXAMPLES = 256
 
@@ -67,9 +62,7 @@ def spectra(config: SpectraConfig) -> Spectra:
         row[: len(of_one)] = of_one
     result = Spectra(__version__, run.fingerprint, total, *mean_shares(values))
     directory = run.path / SPECTRA
-    write_report(directory / "spectra", [table(result)], csv=table(result))
-    draw_figure(directory / "spectra", _draw, result)
-    write_record(directory / "spectra.json", result)
+    write_result(directory / "spectra", result, [table(result)], _draw)
     enough = next((k for k, share in enumerate(result.kept_norm, 1) if share >= 0.99), len(result.kept_norm))
     print(f"{total} Fishers: {enough} of {len(result.kept_norm)} directions keep 99% of the norm on average.")
     print(f"in {directory}")
@@ -136,4 +129,3 @@ def _draw(axes: Axes, result: Spectra) -> None:
     places = range(1, len(result.decay) + 1)
     axes.semilogy(places, np.maximum(result.decay, 1e-12), marker="o", markersize=3, color="#4c78a8")
     axes.set(xlabel="eigenvalue", ylabel="mean share of the trace", title=f"{result.examples} per-example Fishers")
-    plain_axes(axes)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from npeff.analyse.records import Stability
-from npeff.utils.report import as_literal, new_figure, write_figure
+from npeff.utils.report import Axes, as_literal, new_figure, write_figure
 from npeff.utils.text import shorten
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _TALLEST = 60.0
 """Inches of the longest tree."""
@@ -38,6 +35,12 @@ class Node:
     children: list[Node] = field(default_factory=list)
     place: float = 0.0
     """Height in the figure."""
+
+    def walk(self) -> Iterator[Node]:
+        """The node and all below it, each before its children."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
 
 
 def grow_tree(result: Stability) -> list[Node]:
@@ -85,17 +88,12 @@ def tree_markdown(result: Stability) -> str:
         "brackets), with the prediction that its top examples share, if they do, and its first example.",
         "",
     ]
-
-    def add(node: Node, depth: int) -> None:
-        similarity = "" if node.similarity is None else f" ({node.similarity:.2f})"
-        tuned = "" if node.tuned is None else f" **{as_literal(node.tuned.strip())}**"
-        count = f"{result.levels[node.level].components}:"
-        lines.append(f"{'  ' * depth}- {count}{node.number}{similarity}{tuned} {as_literal(shorten(node.text, 100))}")
-        for child in node.children:
-            add(child, depth + 1)
-
     for root in grow_tree(result):
-        add(root, 0)
+        for node in root.walk():
+            similarity = "" if node.similarity is None else f" ({node.similarity:.2f})"
+            tuned = "" if node.tuned is None else f" **{as_literal(node.tuned.strip())}**"
+            number = f"{'  ' * (node.level - root.level)}- {result.levels[node.level].components}:{node.number}"
+            lines.append(f"{number}{similarity}{tuned} {as_literal(shorten(node.text, 100))}")
     return "\n".join(lines) + "\n"
 
 
@@ -106,16 +104,16 @@ def draw_tree(path: Path, result: Stability) -> None:
         path: Where to write, without the ending.
         result: What was measured.
     """
-    roots = grow_tree(result)
+    nodes = [node for root in grow_tree(result) for node in root.walk()]
     frequent = Counter(tuned for level in result.levels for tuned in level.tuned if tuned is not None)
     colours = {name: f"C{n}" if n < _CLASSES else "black" for n, (name, _) in enumerate(frequent.most_common())}
-    lines = _place(roots)
+    lines = _place(nodes)
     height = min(_TALLEST, 1.2 + _LINE * lines)
     figure = new_figure(3 + 1.6 * len(result.levels), max(2.5, height))
     axes = figure.subplots()
     readable = height / lines >= _READABLE
-    for root in roots:
-        _draw_node(axes, root, colours, readable)
+    for node in nodes:
+        _draw_node(axes, node, colours, readable)
     for name in list(colours)[:_CLASSES]:
         axes.plot([], [], "o", color=colours[name], label=f"predicted{name if name[:1] == ' ' else f' {name}'}")
     axes.plot([], [], "o", markerfacecolor="white", color="grey", label="several predictions")
@@ -128,38 +126,24 @@ def draw_tree(path: Path, result: Stability) -> None:
     write_figure(path, figure, dpi=120)
 
 
-def _place(roots: list[Node]) -> int:
+def _place(nodes: list[Node]) -> int:
     """Give every node its place: leaves one below the other, others in the middle of theirs; returns the lines."""
-    used = 0
-
-    def place(node: Node) -> None:
-        nonlocal used
-        for child in node.children:
-            place(child)
+    leaves = [node for node in nodes if not node.children]
+    for line, leaf in enumerate(leaves):
+        leaf.place = line
+    for node in reversed(nodes):  # children come before their parents
         if node.children:
             node.place = (node.children[0].place + node.children[-1].place) / 2
-        else:
-            node.place, used = used, used + 1
-
-    for root in roots:
-        place(root)
-    return used
+    return len(leaves)
 
 
 def _draw_node(axes: Axes, node: Node, colours: dict[str, str], readable: bool) -> None:
+    """Draw a node, and the lines to its children."""
     colour = "grey" if node.tuned is None else colours[node.tuned]
     for child in node.children:
-        lost = node.tuned is not None and child.tuned != node.tuned
-        axes.plot(
-            [node.level, child.level],
-            [node.place, child.place],
-            color=colour,
-            linewidth=0.4 + 1.8 * (child.similarity or 0),
-            linestyle="--" if lost else "-",
-            alpha=0.7,
-            zorder=1,
-        )
-        _draw_node(axes, child, colours, readable)
+        style = "--" if node.tuned is not None and child.tuned != node.tuned else "-"
+        ends, width = ([node.level, child.level], [node.place, child.place]), 0.4 + 1.8 * (child.similarity or 0)
+        axes.plot(*ends, style, color=colour, linewidth=width, alpha=0.7, zorder=1)
     face = "white" if node.tuned is None else colour
     axes.plot(node.level, node.place, "o", markersize=4, color=colour, markerfacecolor=face, zorder=2)
     if readable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from npeff.analyse import tunings
 from npeff.analyse.config import SweepConfig
+from npeff.analyse.report import draw_by_count
 from npeff.analyse.run import read_examples
 from npeff.decompose.base import Decomposition
 from npeff.decompose.checkpoint import Checkpoint
@@ -21,10 +23,10 @@ from npeff.decompose.run import fit, fit_key
 from npeff.store.layout import SWEEPS
 from npeff.store.run import Run
 from npeff.utils import distributed
-from npeff.utils.configs import from_dict, to_dict, write_record
+from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one, read_object, write_json
-from npeff.utils.report import Column, Table, as_markdown, new_figure, write_figure, write_report
+from npeff.utils.report import Axes, Column, Table, write_result
 
 MEASURED = "measured.json"
 """File of all rows that were measured, so that a sweep continues."""
@@ -93,8 +95,8 @@ def sweep(config: SweepConfig) -> Sweep:
                 print(f"{count} components: loss per example {losses}", flush=True)
         result = Sweep(rows, advice(rows))
         if first:
-            write(directory, result)
-            print(f"\n{as_markdown([table(rows), result.advice])}\nin {directory}")
+            text = write_result(directory / "sweep", result, [table(rows), result.advice], _draw, panels=2)
+            print(f"\n{text}\nin {directory}")
     return result
 
 
@@ -213,29 +215,9 @@ def table(rows: list[SweepRow]) -> Table:
     return Table(caption, columns, [[getattr(row, column.name) for column in columns] for row in rows])
 
 
-def write(directory: Path, result: Sweep) -> None:
-    """Write sweep.md, sweep.tex, sweep.csv, sweep.png, sweep.svg and, last, sweep.json."""
-    write_report(directory / "sweep", [table(result.rows), result.advice], csv=table(result.rows))
-    _draw(directory / "sweep", result.rows)
-    write_record(directory / "sweep.json", result)
-
-
-def _draw(path: Path, rows: list[SweepRow]) -> None:
-    figure = new_figure(9, 3.5)
-    losses, tunings = figure.subplots(1, 2)
-    counts = [row.components for row in rows]
-    losses.plot(counts, [row.held_in_loss for row in rows], "o-", label="held in")
-    losses.plot(counts, [row.held_out_loss for row in rows], "o-", label="held out")
-    losses.set(ylabel="loss per example")
-    for label, values in (
-        ("prediction tuned", [row.prediction_tuned for row in rows]),
-        ("label, not prediction", [row.lnp_tuned for row in rows]),
-    ):
-        tunings.plot(counts, [np.nan if value is None else 100 * value for value in values], "o-", label=label)
-    tunings.set(ylabel="% of components")
-    for axes in (losses, tunings):
-        axes.set_xscale("log", base=2)
-        axes.set(xlabel="components")
-        axes.set_xticks(counts, [str(count) for count in counts])
-        axes.legend()
-    write_figure(path, figure)
+def _draw(panels: Sequence[Axes], result: Sweep) -> None:
+    """Losses at the left, tunings at the right."""
+    losses = {"held_in_loss": "held in", "held_out_loss": "held out"}
+    tuned = {"prediction_tuned": "prediction tuned", "lnp_tuned": "label, not prediction"}
+    draw_by_count(panels[0], result.rows, losses, "loss per example")
+    draw_by_count(panels[1], result.rows, tuned, "% of components", scale=100)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from npeff.analyse.config import AnalyseConfig
-from npeff.analyse.records import Analysis
+from npeff.analyse.records import Analysis, AnalysisOptions
 from npeff.analyse.run import analyse_one
 from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.run import collect
@@ -164,7 +163,7 @@ class Experiment:
         if name is None:
             self.fit()
         name = name or self.name()
-        return analyse_one(self.run, name, AnalyseConfig(str(self.run.path), name, TOP), quiet=True)
+        return analyse_one(self.run, name, AnalysisOptions(TOP), quiet=True)
 
     def tuned_percentages(self, name: str) -> Iterator[tuple[str, float | None]]:
         """The paper's names of tunings, and the percentages of components; None if no component has enough examples."""
