@@ -42,9 +42,9 @@ def short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def rounded(values: list[float]) -> list[float]:
-    """Numbers with five significant digits."""
-    return [float(f"{value:.5g}") for value in values]
+def rounded(values: list[float], digits: int = 5) -> list[float]:
+    """Numbers with so many significant digits; float32 holds six."""
+    return [float(f"{value:.{digits}g}") for value in values]
 
 
 def is_text(value: object) -> bool:
