@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,10 @@ from npeff.decompose.run import open_decomposition
 from npeff.store.examples import encode, whole_texts
 from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict
+from npeff.utils.configs import from_dict, replace, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
+from npeff.utils.text import rounded
 from npeff.utils.types import Array
 from npeff.utils.version import __version__
 
@@ -138,82 +138,57 @@ def summarise(name: str, decomposition: Decomposition, examples: tunings.Example
     Returns:
         The analysis.
     """
-    orders, options = decomposition.orders, inputs.options
-    scores = ((order, decomposition.scores(order)) for order in orders)
-    components = tunings.find_tunings(scores, examples, options.top, options.unique)
-    expected = tunings.expected_rates(examples, options.top, len(orders), options.unique)
+    components, rates = tunings.tunings_of(decomposition, examples, **to_dict(inputs.options))
     eligible = sum(tunings.tuned(orderings)["prediction"] is not None for orderings in components)
+    residuals = decomposition.residuals[torch.from_numpy(examples.usable)].double()
     return Analysis(
         format=FORMAT,
         npeff=__version__,
         inputs=inputs,
         name=name,
         method=decomposition.config.method,
-        orders=list(orders),
+        orders=list(decomposition.orders),
         examples=int(examples.usable.sum()),
         components=len(components),
         eligible=eligible,
         left_out=len(components) - eligible,
-        top=options.top,
-        unique=options.unique,
-        tunings=tunings.rates(components, expected),
+        **to_dict(inputs.options),
+        tunings=rates,
         labels=_class_shares(examples.labels, examples.usable),
         predictions=_class_shares(examples.predictions, examples.usable),
-        explained=_explained(decomposition, examples.usable),
+        explained=float(1 - residuals.mean()) if len(residuals) else None,
         component=_components(components, decomposition, int(examples.usable.sum())),
     )
 
 
 def _components(components: list[list[Ordering]], decomposition: Decomposition, usable: int) -> list[ComponentAnalysis]:
     """The entry of each component; `usable` is the number of usable examples."""
-    coefficients = decomposition.coefficients
     energy, used = decomposition.energy, decomposition.used
-    related, correlations = matrix.strongest_correlations(coefficients, CORRELATED)
+    related, correlations = matrix.strongest_correlations(decomposition.coefficients, CORRELATED)
+
+    def with_shares(ordering: Ordering, number: int) -> Ordering:
+        shares = decomposition.shares(decomposition.coefficients[ordering.top], number)
+        return ordering if shares is None else replace(ordering, shares=rounded(shares.tolist(), 6))
+
     return [
         ComponentAnalysis(
             number=number,
             **{f"{kind}_tuned": flag for kind, flag in tunings.tuned(orderings).items()},
-            prediction_purity=_highest(ordering.prediction_purity for ordering in orderings),
-            label_purity=_highest(ordering.label_purity for ordering in orderings),
+            prediction_purity=tunings.overall(max, (ordering.prediction_purity for ordering in orderings)),
+            label_purity=tunings.overall(max, (ordering.label_purity for ordering in orderings)),
             used=int(used[number]),
             density=int(used[number]) / max(usable, 1),
             energy=float(energy[number]),
             correlated=related[number].tolist(),
-            correlation=_rounded(correlations[number].tolist()),
-            orderings=[_ordering(ordering, number, decomposition) for ordering in orderings],
+            correlation=rounded(correlations[number].tolist(), 6),
+            orderings=[with_shares(ordering, number) for ordering in orderings],
         )
         for number, orderings in enumerate(components)
     ]
 
 
-def _highest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
-def _ordering(ordering: Ordering, number: int, decomposition: Decomposition) -> Ordering:
-    """`ordering` as it is written: numbers rounded, with the component's shares in the top examples."""
-    exact = decomposition.shares(decomposition.coefficients[ordering.top], number)
-    shares = None if exact is None else _rounded(exact.tolist())
-    scores, quantiles = _rounded(ordering.scores), _rounded(ordering.quantiles)
-    return dataclasses.replace(ordering, scores=scores, quantiles=quantiles, shares=shares)
-
-
 def _class_shares(classes: tunings.Classes, usable: Array, most: int = 200) -> dict[str, float] | None:
     """Share of each class among usable examples, largest first, at most `most` of them; None if none is known."""
-    codes = classes.codes[usable & (classes.codes != tunings.UNKNOWN)]
-    if not len(codes):
-        return None
-    counts = np.bincount(codes, minlength=len(classes.names))
-    order = np.argsort(-counts, kind="stable")[:most]
-    return {classes.names[i]: float(counts[i] / len(codes)) for i in order.tolist() if counts[i]}
-
-
-def _explained(decomposition: Decomposition, usable: Array) -> float | None:
-    """Mean over usable examples of 1 − residual."""
-    residuals = decomposition.residuals[torch.from_numpy(usable)]
-    return float(1 - residuals.double().mean()) if len(residuals) else None
-
-
-def _rounded(values: list[float]) -> list[float]:
-    """Six significant digits: what float32 holds, and half the JSON."""
-    return [float(f"{value:.6g}") for value in values]
+    codes = Counter(sorted(classes.codes[usable].tolist()))  # equally frequent ones in the order of the classes
+    del codes[tunings.UNKNOWN]
+    return {classes.names[code]: count / codes.total() for code, count in codes.most_common(most)} or None

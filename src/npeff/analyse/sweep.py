@@ -151,9 +151,7 @@ def held_out_tunings(run: Run, decomposition: Decomposition, top: int = TOP) -> 
     held_out = np.zeros_like(examples.usable)
     held_out[decomposition.notes.held_out] = True
     examples = dataclasses.replace(examples, usable=examples.usable & held_out)
-    orders = decomposition.orders
-    components = tunings.find_tunings(((order, decomposition.scores(order)) for order in orders), examples, top)
-    rates = tunings.rates(components, tunings.expected_rates(examples, top, len(orders)))
+    _, rates = tunings.tunings_of(decomposition, examples, top)
     prediction, lnp = rates["prediction"], rates["lnp"]
     return prediction.share if prediction else None, lnp.share if lnp else None
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from npeff.analyse.ranking import columns, distinct, quantiles, top_examples
 from npeff.analyse.records import KINDS, Kind, Ordering, Rate
+from npeff.decompose.base import Decomposition
+from npeff.utils.text import rounded
 from npeff.utils.types import Array
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 """Of a component's scores above zero."""
 UNKNOWN = -1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,16 @@ def tuned(orderings: Sequence[Ordering]) -> dict[Kind, bool | None]:
     Returns:
         For each of KINDS: yes, no, or None where it cannot be said.
     """
-    prediction = _any(ordering.prediction_tuned for ordering in orderings)
-    label = _any(ordering.label_tuned for ordering in orderings)
+    prediction = overall(any, (ordering.prediction_tuned for ordering in orderings))
+    label = overall(any, (ordering.label_tuned for ordering in orderings))
     lnp = None if prediction is None or label is None else label and not prediction
     return {"prediction": prediction, "label": label, "lnp": lnp}
 
 
-def _any(values: Iterable[bool | None]) -> bool | None:
+def overall(fold: Callable[[list[T]], T], values: Iterable[T | None]) -> T | None:
+    """What `fold` (any, max) makes of the values of several orderings that are known; None if none is."""
     known = [value for value in values if value is not None]
-    return any(known) if known else None
+    return fold(known) if known else None
 
 
 def find_tunings(
@@ -103,8 +108,8 @@ def _ordering(order: str, scores: Array, examples: Examples, top: int, unique: b
         order=order,
         active=active,
         top=best.tolist(),
-        scores=scores[best].tolist(),
-        quantiles=quantiles(scores[ranking], QUANTILES),
+        scores=rounded(scores[best].tolist(), 6),
+        quantiles=rounded(quantiles(scores[ranking], QUANTILES), 6),
         predictions=predictions,
         labels=labels,
         prediction_purity=prediction_purity,
@@ -204,3 +209,22 @@ def rates(components: Sequence[Sequence[Ordering]], expected: Mapping[Kind, floa
         share = count / of if of else None
         by_kind[kind] = None if chance is None else Rate(count, of, *wilson(count, of), chance, share)
     return by_kind
+
+
+def tunings_of(
+    decomposition: Decomposition, examples: Examples, top: int, unique: bool = False
+) -> tuple[list[list[Ordering]], dict[Kind, Rate | None]]:
+    """What the components of a decomposition are tuned to.
+
+    Args:
+        decomposition: The decomposition of m examples into C components.
+        examples: What is known about the m examples.
+        top: How many examples make a top.
+        unique: Count only the first of several examples with the same text.
+
+    Returns:
+        What `find_tunings` and `rates` give.
+    """
+    orders = decomposition.orders
+    components = find_tunings(((order, decomposition.scores(order)) for order in orders), examples, top, unique)
+    return components, rates(components, expected_rates(examples, top, len(orders), unique))
