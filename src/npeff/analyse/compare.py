@@ -139,9 +139,8 @@ def table(comparison: Comparison) -> Table:
         rates = [row.tunings[kind] for kind in KINDS]
         numbers = [getattr(rate, number, None) for rate in rates for number in _NUMBERS]
         cells: list[Cell] = [None if (share := _share(row, kind)) is None else 100 * share for kind in KINDS]
-        for rank, style in zip(ranks, ("bold", "underlined"), strict=False):
-            if _share(row, "lnp") == rank:
-                cells[-1] = Emphasis(100 * rank, style)  # type: ignore[arg-type]
+        if (lnp := _share(row, "lnp")) in ranks[:2]:
+            cells[-1] = Emphasis(100 * lnp, "bold" if lnp == ranks[0] else "underlined")
         chances = [None if rate is None else percent(rate.expected) for rate in (rates[0], rates[2])]
         left_out = f"{row.left_out} of {row.components}"
         lines.rows.append([row.title, row.components, row.left_out, *numbers, *cells, *chances, left_out])

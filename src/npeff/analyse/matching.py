@@ -50,8 +50,7 @@ def column_similarity(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tor
 
 def component_similarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """|cos| between the rows of `first` [C, p] and `second` [D, p], [C, D]."""
-    unit = [torch.nn.functional.normalize(matrix.double(), dim=1) for matrix in (first, second)]
-    return (unit[0] @ unit[1].T).abs().clamp(max=1.0)
+    return column_similarity([(first.double().T, second.double().T)])
 
 
 def match(similarity: torch.Tensor) -> tuple[Array, Array]:

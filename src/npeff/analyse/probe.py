@@ -154,15 +154,9 @@ def probe_texts(run: Run, decomposition: Decomposition, texts: Sequence[str], to
     probes = []
     for i, (text, answer) in enumerate(zip(texts, answer_texts(prepared, predictions), strict=True)):
         order = weights[i].argsort(descending=True, stable=True)[:top].tolist()
-        strongest = [
-            ProbedComponent(
-                component=j,
-                coefficient=float(explained.coefficients[i, j]),
-                share=None if explained.shares is None else float(explained.shares[i, j]),
-            )
-            for j in order
-            if explained.coefficients[i, j] != 0
-        ]
+        coefficients = explained.coefficients[i].tolist()
+        shares = [None] * len(coefficients) if explained.shares is None else explained.shares[i].tolist()
+        strongest = [ProbedComponent(j, coefficients[j], shares[j]) for j in order if coefficients[j] != 0]
         probability, aside = explained.collected["probability"][i], explained.collected["set_aside"][i]
         residual = float(explained.residuals[i])
         probes.append(Probe(text, predictions[i], answer, float(probability), residual, strongest, bool(aside)))

@@ -107,7 +107,4 @@ def quantiles(ordered: Array, at: tuple[float, ...]) -> list[float]:
     if not len(ordered):
         return []
     places = (1 - np.array(at)) * (len(ordered) - 1)
-    below = np.floor(places).astype(int)
-    above = np.minimum(below + 1, len(ordered) - 1)
-    values = ordered.astype(np.float64)
-    return (values[below] + (places - below) * (values[above] - values[below])).tolist()
+    return np.interp(places, np.arange(len(ordered)), ordered).tolist()

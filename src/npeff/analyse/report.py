@@ -35,11 +35,8 @@ def write(directory: Path, analysis: Analysis, table: pa.Table) -> None:
     (directory / JSON).unlink(missing_ok=True)
     remove_partials(directory)
     components_table(analysis).write_csv(directory / "components.csv")
-    heading = f"# Tunings of {analysis.name}"
-    write_report(
-        directory / "tunings",
-        [heading, rates_table(analysis), *_remarks(analysis), energy_table(analysis, table["text"])],
-    )
+    heading, energies = f"# Tunings of {analysis.name}", energy_table(analysis, table["text"])
+    write_report(directory / "tunings", [heading, rates_table(analysis), *_remarks(analysis), energies])
     draw_figure(directory / "tunings", _draw_tunings, analysis)
     draw_figure(directory / "density", _draw_density, analysis)
     write_record(directory / JSON, analysis, sealed=True)
@@ -197,12 +194,10 @@ def draw_rates(axes: Axes, kind: Kind, rates: Mapping[float, Rate | None], width
     """
     known = {place: rate for place, rate in rates.items() if rate is not None and rate.share is not None}
     if known:
-        shares = [100 * (rate.share or 0) for rate in known.values()]
-        ends = [(100 * rate.low, 100 * rate.high) for rate in known.values()]
-        below = [max(0.0, share - low) for share, (low, _) in zip(shares, ends, strict=True)]
-        above = [max(0.0, high - share) for share, (_, high) in zip(shares, ends, strict=True)]
-        style = {"color": _COLOURS[kind], "label": TITLES[kind], "capsize": 3}
-        axes.bar(list(known), shares, yerr=[below, above], width=width, **style)  # type: ignore[arg-type]
+        ends = np.array([(rate.share, rate.low, rate.high) for rate in known.values()], dtype=float)
+        share, low, high = 100 * ends.T
+        errors = np.maximum([share - low, high - share], 0)
+        axes.bar(list(known), share, width, yerr=errors, color=_COLOURS[kind], label=TITLES[kind], capsize=3)
     axes.set(ylim=(0, 100), ylabel="% of components")
 
 

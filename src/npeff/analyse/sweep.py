@@ -122,18 +122,11 @@ def _read_measured(directory: Path) -> dict[str, SweepRow]:
 
 
 def _row(run: Run, decomposition: Decomposition) -> SweepRow:
-    prediction, lnp = held_out_tunings(run, decomposition)
-    notes = decomposition.notes
+    notes, passes = decomposition.notes, len(decomposition.history.steps) - 1
     if notes.held_in_loss is None or notes.held_out_loss is None:
         raise UserError("No usable example was held out, or none was left: choose another --holdout.")
-    return SweepRow(
-        components=decomposition.config.components,
-        held_in_loss=notes.held_in_loss,
-        held_out_loss=notes.held_out_loss,
-        prediction_tuned=prediction,
-        lnp_tuned=lnp,
-        passes=len(decomposition.history.steps) - 1,
-    )
+    losses, tuned = (notes.held_in_loss, notes.held_out_loss), held_out_tunings(run, decomposition)
+    return SweepRow(decomposition.config.components, *losses, *tuned, passes)
 
 
 def held_out_tunings(run: Run, decomposition: Decomposition, top: int = TOP) -> tuple[float | None, float | None]:
@@ -177,8 +170,7 @@ def advice(rows: list[SweepRow]) -> str:
         )
     else:
         text.append(f"The held-out loss is lowest at {best_loss.components} components: more overfit.")
-    with_labels = [row for row in rows if row.lnp_tuned]
-    allowed = [row for row in with_labels if row.components <= best_loss.components]
+    allowed = [row for row in rows if row.lnp_tuned and row.components <= best_loss.components]
     if allowed:
         best = max(allowed, key=lambda row: row.lnp_tuned or 0.0)
         text.append(
