@@ -11,8 +11,7 @@ import pytest
 from npeff import cli
 from npeff.analyse.config import StabilityConfig
 from npeff.analyse.records import Level, Split, Stability
-from npeff.analyse.split_tree import grow_tree, tree_markdown
-from npeff.analyse.stability import stability, write
+from npeff.analyse.stability import grow_tree, stability, tree_markdown, write
 from npeff.decompose.config import Method
 from npeff.decompose.methods import load
 from npeff.store.run import Run
