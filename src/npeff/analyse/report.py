@@ -226,7 +226,8 @@ def draw_by_count(axes: Axes, rows: Sequence[Any], lines: Mapping[str, str], yla
     for (name, label), colour in zip(lines.items(), (BLUE, RED), strict=True):
         columns = ([getattr(row, field, None) for row in rows] for field in (name, f"{name}_deviation"))
         values, deviations = (scale * np.array(column, dtype=float) for column in columns)
-        axes.errorbar(counts, values, yerr=deviations, marker="o", markersize=4, capsize=3, color=colour, label=label)
+        errors = None if np.isnan(deviations).all() else deviations
+        axes.errorbar(counts, values, yerr=errors, marker="o", markersize=4, capsize=3, color=colour, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.minorticks_off()
