@@ -14,7 +14,7 @@ from npeff.collect.identity import changes
 from npeff.decompose.base import Decomposition
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.evaluate import CurvePoint, Outcome, geometric_mean
-from npeff.perturb.save import Saved
+from npeff.perturb.weights import Saved
 from npeff.perturb.where import Entry, Place, by_layer_and_kind
 from npeff.perturb.whitening import Notes
 from npeff.store.run import Run

@@ -16,11 +16,10 @@ from npeff.decompose.run import open_decomposition
 from npeff.perturb import report
 from npeff.perturb.config import ALL, PerturbConfig
 from npeff.perturb.evaluate import Evaluator
-from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
+from npeff.perturb.lift import LIFTABLE_METHODS, Lifter, Parameters, check_method, scale_to_unit, truncate
 from npeff.perturb.protocol import Plan, make_plan
-from npeff.perturb.row_weights import LIFTABLE_METHODS, check_method, truncate
-from npeff.perturb.save import save_change
 from npeff.perturb.sensing import Scaled, check_sketch, sense
+from npeff.perturb.weights import save_change
 from npeff.perturb.where import find_places, largest_entries
 from npeff.perturb.whitening import Notes, plan_directions
 from npeff.store.layout import PERTURBATIONS, choose_decomposition, decomposition_names

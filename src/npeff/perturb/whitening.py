@@ -12,8 +12,8 @@ import torch
 from npeff.decompose.als import gram
 from npeff.decompose.base import Decomposition
 from npeff.perturb.config import Direction
+from npeff.perturb.lift import RowSums, component_sums, example_sizes
 from npeff.perturb.protocol import Plan
-from npeff.perturb.row_weights import RowSums, component_sums, example_sizes
 from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
