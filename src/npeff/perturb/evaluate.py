@@ -211,11 +211,9 @@ class Evaluator:
         Returns:
             The outcomes of every order and sign, the one with the highest ratio, and the curve of that one.
         """
-        description = f"Measuring component {orders[0].component}"
+        about, total = f"Measuring component {orders[0].component}", self.passes(orders, config)
         outcomes: list[tuple[Outcome, Groups]] = []
-        with tqdm(
-            total=self.passes(orders, config), desc=description, unit="ex", leave=False, disable=None
-        ) as self._bar:
+        with tqdm(total=total, desc=about, unit="ex", leave=False, disable=None) as self._bar:
             on_random = self._second_order(self._random, vector) if config.predict else None
             before = [(tops, self._groups(tops)) for tops in orders]
             needed = config.predict or config.magnitude is None

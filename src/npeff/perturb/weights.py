@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch.autograd import forward_ad as _forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from npeff.collect.session import Prepared
-from npeff.models.select import CapturedModule, Selection
+from npeff.models.select import CapturedModule
 from npeff.perturb.lift import Parameters, norm
 from npeff.perturb.where import low_rank
 from npeff.utils.errors import UserError
@@ -145,6 +145,9 @@ def save_change(
 ) -> Saved | None:
     """Write the change scale · vector where that is asked for.
 
+    A delta is parameter name → float32 tensor in the parameter's own shape; a model and its tokenizer have the layout
+    of `save_pretrained`.
+
     Args:
         folder: Directory of the results.
         number: The component.
@@ -157,40 +160,31 @@ def save_change(
     Returns:
         What was written; None for nothing.
     """
-    if kind == "nothing":
-        return None
-    path = folder / kind / f"{number:05d}"
+    modules, name = prepared.selection.modules, f"{kind}/{number:05d}"
     if kind == "adapter":
-        rank, kept = save_adapter(path, prepared.selection, vector, scale, share, prepared.config.model.model)
-        return Saved(str(path.relative_to(folder)), rank, kept, share)
+        rank, kept = save_adapter(folder / name, modules, vector, scale, share, prepared.config.model.model)
+        return Saved(name, rank, kept, share)
+    if kind == "model":
+        network: Any = prepared.model.network
+        building = folder / kind / f".{number:05d}{PARTIAL}"
+        with disk_errors(folder / name), EditedWeights(modules) as weights:
+            weights.add(vector, scale)
+            network.save_pretrained(building)
+            prepared.model.tokenizer.save_pretrained(building)
+            shutil.rmtree(folder / name, ignore_errors=True)
+            building.rename(folder / name)
+        return Saved(name)
     if kind == "delta":
-        path = path.with_suffix(".safetensors")
-        save_delta(path, prepared.selection, vector, scale)
-    else:
-        save_model(path, prepared, vector, scale)
-    return Saved(str(path.relative_to(folder)))
-
-
-def save_delta(path: Path, selection: Selection, vector: Parameters, scale: float) -> None:
-    """Write a change as parameter name → float32 tensor in the parameter's own shape.
-
-    Args:
-        path: The file.
-        selection: The parameters that the vector is about.
-        vector: Module name → [d_out, columns].
-        scale: What to multiply the vector with.
-    """
-    tensors = {
-        name: (part * scale).cpu().contiguous()
-        for module in selection.modules
-        for name, part in module.unpack(vector[module.name]).items()
-    }
-    with whole_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"what": "add to the parameters of the model"})
+        parts = {name: part for module in modules for name, part in module.unpack(vector[module.name]).items()}
+        tensors = {name: (part * scale).cpu().contiguous() for name, part in parts.items()}
+        with whole_file(folder / f"{name}.safetensors") as temporary:
+            save_file(tensors, temporary, metadata={"what": "add to the parameters of the model"})
+        return Saved(f"{name}.safetensors")
+    return None
 
 
 def save_adapter(
-    folder: Path, selection: Selection, vector: Parameters, scale: float, share: float, model: str
+    folder: Path, modules: Sequence[CapturedModule], vector: Parameters, scale: float, share: float, model: str
 ) -> tuple[int, float]:
     """Write a change as a LoRA adapter in PEFT's layout, each matrix at the smallest rank that keeps `share`.
 
@@ -198,7 +192,7 @@ def save_adapter(
 
     Args:
         folder: The adapter's directory.
-        selection: The parameters that the vector is about.
+        modules: Those that the vector is about.
         vector: Module name → [d_out, columns].
         scale: What to multiply the vector with.
         share: Share of each matrix's squared length to keep.
@@ -213,10 +207,9 @@ def save_adapter(
     tensors: dict[str, torch.Tensor] = {}
     ranks: dict[str, int] = {}
     lost, whole = 0.0, norm(vector) ** 2
-    for module in selection.modules:
-        matrix = vector[module.name]
-        weight = matrix[:, : matrix.shape[1] - module.bias]
-        lost += float(matrix[:, weight.shape[1] :].double().square().sum())
+    for module in modules:
+        weight, bias = vector[module.name].tensor_split([module.shape[1] - module.bias], dim=1)
+        lost += float(bias.double().square().sum())
         energy = float(weight.double().square().sum())
         if not module.weight or energy == 0:
             continue
@@ -240,7 +233,7 @@ def save_adapter(
         "rank_pattern": ranks,
         "alpha_pattern": ranks,  # equal to the rank: the product is added as it is
         "target_modules": list(ranks),
-        "fan_in_fan_out": any(module.transposed for module in selection.modules),
+        "fan_in_fan_out": any(module.transposed for module in modules),
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
@@ -249,24 +242,3 @@ def save_adapter(
         save_file(tensors, temporary)
     write_json(folder / "adapter_config.json", settings)
     return top_rank, 1 - lost / whole
-
-
-def save_model(folder: Path, prepared: Prepared, vector: Parameters, scale: float) -> None:
-    """Write the changed model and its tokenizer in the layout of `save_pretrained`; whole or not at all.
-
-    Args:
-        folder: The model's directory.
-        prepared: The model.
-        vector: Module name → [d_out, columns].
-        scale: What to multiply the vector with.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = folder.with_name(f".{folder.name}{PARTIAL}")
-    shutil.rmtree(building, ignore_errors=True)
-    network: Any = prepared.model.network
-    with disk_errors(folder), EditedWeights(prepared.selection.modules) as weights:
-        weights.add(vector, scale)
-        network.save_pretrained(building)
-        prepared.model.tokenizer.save_pretrained(building)
-        shutil.rmtree(folder, ignore_errors=True)
-        building.rename(folder)
