@@ -193,7 +193,7 @@ def read_own(kind: type[Own], path: Path, *keys: str | None) -> Own:
     Args:
         kind: Its class.
         path: Its file.
-        keys: What it may be made of.
+        *keys: What it may be made of.
 
     Returns:
         The record.
