@@ -26,9 +26,8 @@ from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose
 from npeff.models.select import CapturedModule
 from npeff.perturb.config import PerturbConfig
-from npeff.perturb.lift import Lifter
+from npeff.perturb.lift import Lifter, RowSums
 from npeff.perturb.report import ComponentRecord, Results
-from npeff.perturb.row_weights import RowSums
 from npeff.perturb.run import perturb
 from npeff.perturb.sensing import THOROUGH, Scaled, planted_cosine
 from npeff.store.run import Run

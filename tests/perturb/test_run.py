@@ -234,21 +234,21 @@ def test_a_stopped_command_continues(config, monkeypatch):
     perturb(whole)
     expected = results(config, "whole")[1]
     broken = change(config, perturbation="broken")
-    record = command._Session._record
+    record = command._Session.record
 
     def stop_at_four(session, number, *rest):
         if number == 4:
             raise KeyboardInterrupt
         return record(session, number, *rest)
 
-    monkeypatch.setattr(command._Session, "_record", stop_at_four)
+    monkeypatch.setattr(command._Session, "record", stop_at_four)
     with pytest.raises(KeyboardInterrupt):
         perturb(broken)
-    monkeypatch.setattr(command._Session, "_record", record)
+    monkeypatch.setattr(command._Session, "record", record)
     done = []
     monkeypatch.setattr(
         command._Session,
-        "_record",
+        "record",
         lambda session, number, *rest: done.append(number) or record(session, number, *rest),
     )
     perturb(broken)

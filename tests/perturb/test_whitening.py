@@ -8,8 +8,7 @@ import torch
 
 from npeff.decompose.run import open_decomposition
 from npeff.perturb.evaluate import Divergence
-from npeff.perturb.lift import scale_to_unit
-from npeff.perturb.row_weights import RowSums, component_sums
+from npeff.perturb.lift import RowSums, component_sums, scale_to_unit
 from npeff.perturb.weights import EditedWeights
 from npeff.perturb.whitening import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
 from npeff.utils.errors import UserError

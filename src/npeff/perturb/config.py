@@ -97,17 +97,8 @@ class PerturbConfig:
     sensing: SensingConfig = field(default_factory=SensingConfig)
 
     common: ClassVar[tuple[str, ...]] = (
-        "component",
-        "count",
-        "decomposition",
-        "direction",
-        "target_kl",
-        "top",
-        "random",
-        "save",
-        "perturbation",
-        "overwrite",
-        "device",
+        *("component", "count", "decomposition", "direction", "target_kl", "top", "random"),
+        *("save", "perturbation", "overwrite", "device"),
     )
     renamed: ClassVar[dict[str, str]] = {"components": "component", "label": "perturbation"}
     removed: ClassVar[dict[str, str]] = {

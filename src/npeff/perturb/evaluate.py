@@ -128,23 +128,29 @@ def _distance(value: float, target: float) -> float:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CurvePoint:
+    """Divergences at one length of a change along a component."""
+
+    magnitude: float
+    """Euclidean length of the change of the parameters."""
+    top_kl: float
+    """Mean KL divergence of top examples."""
+    random_kl: float
+    """The same of random examples."""
+    ratio: float
+    """Mean KL of top examples ÷ mean KL of random ones."""
+
+
+@dataclass(frozen=True)
+class Outcome(CurvePoint):
     """One component, perturbed along one sign of its direction."""
 
     order: str
     """How the component's examples are ranked: by positive, negative or absolute coefficients."""
     sign: int
     """1 or -1."""
-    magnitude: float
-    """Euclidean length of the change of the parameters."""
-    top_kl: float
-    """Mean KL divergence of top examples."""
     related_kl: float | None
-    """The same of related examples, the next in rank; None if there are none."""
-    random_kl: float
-    """The same of random examples."""
-    ratio: float
-    """Mean KL of top examples ÷ mean KL of random ones."""
+    """Mean KL divergence of related examples, the next in rank; None if there are none."""
     norm_ratio: float
     """Mean norm of the Fishers of top examples ÷ that of random ones."""
     flipped: dict[str, int]
@@ -155,20 +161,6 @@ class Outcome:
     """Ratio for a small change, from derivatives; None if it was not asked for."""
     top: list[int]
     """The top examples, best first."""
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """Divergences at a multiple of a component's magnitude."""
-
-    magnitude: float
-    """Length of the change."""
-    top_kl: float
-    """Mean KL divergence of top examples."""
-    random_kl: float
-    """The same of random examples."""
-    ratio: float
-    """Their quotient."""
 
 
 Groups = dict[str, Divergence]
@@ -219,29 +211,34 @@ class Evaluator:
         Returns:
             The outcomes of every order and sign, the one with the highest ratio, and the curve of that one.
         """
-        description = f"Measuring component {orders[0].component}"
+        about, total = f"Measuring component {orders[0].component}", self.passes(orders, config)
         outcomes: list[tuple[Outcome, Groups]] = []
-        with tqdm(total=self.passes(orders, config), desc=description, unit="ex", leave=False, disable=None) as bar:
-            self._bar = bar
+        with tqdm(total=total, desc=about, unit="ex", leave=False, disable=None) as self._bar:
             on_random = self._second_order(self._random, vector) if config.predict else None
-            for tops in orders:
-                groups = self._groups(tops)
-                needed = config.predict or config.magnitude is None
-                on_top = self._second_order(groups["top"], vector) if needed else 0.0
-                start = (config.target_kl / on_top) ** 0.5 if on_top > 0 else 1.0
-                predicted = None if on_random is None else ratio(on_top, on_random)
-                found = self._both_signs(tops, groups, vector, config, start, predicted)
-                outcomes += [(outcome, groups) for outcome in found]
-            best, groups = max(outcomes, key=lambda pair: pair[0].ratio)
-            curve = self._curve(groups, vector, best, sorted(config.curve))
+            before = [(tops, self._groups(tops)) for tops in orders]
+            needed = config.predict or config.magnitude is None
+            on_top = [self._second_order(groups["top"], vector) if needed else 0.0 for _, groups in before]
+            with EditedWeights(self._prepared.selection.modules) as weights:
+                for (tops, groups), effect in zip(before, on_top, strict=True):
+                    predicted = None if on_random is None else ratio(effect, on_random)
+                    size = (config.target_kl / effect) ** 0.5 if effect > 0 else 1.0
+                    for sign in (1, -1):
+                        size = config.magnitude or self._search(weights, vector, sign, groups, config.target_kl, size)
+                        weights.add(vector, sign * size)
+                        outcomes.append((self._outcome(tops, sign, size, groups, predicted), groups))
+                best, groups = max(outcomes, key=lambda pair: pair[0].ratio)
+                curve = []
+                for factor in sorted(config.curve):
+                    weights.add(vector, best.sign * best.magnitude * factor)
+                    top, random = (self._kl(groups[name])[0] for name in ("top", "random"))
+                    curve.append(CurvePoint(best.magnitude * factor, top, random, ratio(top, random)))
         return [outcome for outcome, _ in outcomes], best, curve
 
     def _groups(self, tops: Tops) -> Groups:
         """The examples with their answers before, which are computed once for all measurements."""
-        groups = {"top": Divergence(self._prepared, self._prompts, tops.top.tolist()), "random": self._random}
-        if len(tops.related):
-            groups["related"] = Divergence(self._prepared, self._prompts, tops.related.tolist())
-        return groups
+        ranked = {"top": tops.top.tolist(), "related": tops.related.tolist()}
+        groups = {name: Divergence(self._prepared, self._prompts, group) for name, group in ranked.items() if group}
+        return groups | {"random": self._random}
 
     def _second_order(self, group: Divergence, vector: Parameters) -> float:
         """Mean second-order KL for a change of length 1.
@@ -259,34 +256,18 @@ class Evaluator:
         self._bar.update(len(group.examples))
         return float(kl.mean()), predictions
 
-    def _both_signs(
-        self,
-        tops: Tops,
-        groups: Groups,
-        vector: Parameters,
-        config: PerturbConfig,
-        start: float,
-        predicted: float | None,
-    ) -> list[Outcome]:
-        """Outcomes at a fixed magnitude, or at the one that gives top examples the KL that is asked for."""
-        outcomes = []
-        with EditedWeights(self._prepared.selection.modules) as weights:
-            for sign in (1, -1):
-                tried = 0
+    def _search(
+        self, weights: EditedWeights, vector: Parameters, sign: int, groups: Groups, target: float, start: float
+    ) -> float:
+        """The magnitude that gives top examples the KL that is asked for."""
 
-                def top_kl(size: float, sign: int = sign) -> float:
-                    nonlocal tried
-                    tried += 1
-                    weights.add(vector, sign * size)
-                    return self._kl(groups["top"])[0]
+        def top_kl(size: float) -> float:
+            weights.add(vector, sign * size)
+            return float(groups["top"].measure()[0].mean())
 
-                size = config.magnitude
-                if size is None:
-                    size = start = find_magnitude(top_kl, config.target_kl, start)[0]
-                    self._bar.total += (tried - USUAL_SEARCH) * len(tops.top)
-                weights.add(vector, sign * size)
-                outcomes.append(self._outcome(tops, sign, size, groups, predicted))
-        return outcomes
+        magnitude, _ = find_magnitude(top_kl, target, start)
+        self._bar.update(USUAL_SEARCH * len(groups["top"].examples))
+        return magnitude
 
     def _outcome(self, tops: Tops, sign: int, magnitude: float, groups: Groups, predicted: float | None) -> Outcome:
         """What the weights at hand do to all groups of examples."""
@@ -302,32 +283,16 @@ class Evaluator:
             accuracy[name] = (fmean(before), fmean(after)) if before else None
         norms = [float(self._norms[groups[name].examples].mean()) for name in ("top", "random")]
         return Outcome(
+            *(magnitude, means["top"], means["random"], ratio(means["top"], means["random"])),
             order=tops.order,
             sign=sign,
-            magnitude=magnitude,
-            top_kl=means["top"],
             related_kl=means.get("related"),
-            random_kl=means["random"],
-            ratio=ratio(means["top"], means["random"]),
             norm_ratio=ratio(*norms),
             flipped=flipped,
             accuracy=accuracy,
             predicted_ratio=predicted,
             top=tops.top.tolist(),
         )
-
-    def _curve(
-        self, groups: Groups, vector: Parameters, outcome: Outcome, factors: Sequence[float]
-    ) -> list[CurvePoint]:
-        """Divergences and ratio at multiples of an outcome's magnitude."""
-        points = []
-        with EditedWeights(self._prepared.selection.modules) as weights:
-            for factor in factors:
-                magnitude = outcome.magnitude * factor
-                weights.add(vector, outcome.sign * magnitude)
-                top, random = (self._kl(groups[name])[0] for name in ("top", "random"))
-                points.append(CurvePoint(magnitude, top, random, ratio(top, random)))
-        return points
 
 
 def ratio(above: float, below: float) -> float:

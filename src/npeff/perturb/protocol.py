@@ -9,7 +9,7 @@ import numpy as np
 
 from npeff.analyse.ranking import top_examples
 from npeff.decompose.base import Decomposition, Order
-from npeff.perturb.row_weights import check_component
+from npeff.perturb.lift import check_component
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.types import Array

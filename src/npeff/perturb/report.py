@@ -8,20 +8,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from npeff.collect.identity import changes
 from npeff.decompose.base import Decomposition
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.evaluate import CurvePoint, Outcome, geometric_mean
-from npeff.perturb.save import Saved
+from npeff.perturb.weights import Saved
 from npeff.perturb.where import Entry, Place, by_layer_and_kind
 from npeff.perturb.whitening import Notes
 from npeff.store.run import Run
 from npeff.utils.configs import read_record, write_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one, remove_partials
-from npeff.utils.report import Column, Emphasis, Table, new_figure, write_figure, write_report
+from npeff.utils.report import Column, Emphasis, Table, draw_figure, new_figure, write_figure, write_report
 
 _PATIENCE = 10.0
 """Seconds to wait for another perturbation that writes its table; that takes milliseconds."""
@@ -184,6 +184,29 @@ def record_path(folder: Path, component: int) -> Path:
     return folder / "components" / f"{component:05d}.json"
 
 
+Own = TypeVar("Own", ComponentRecord, Results, Notes)
+
+
+def read_own(kind: type[Own], path: Path, *keys: str | None) -> Own:
+    """A record of a perturbation.
+
+    Args:
+        kind: Its class.
+        path: Its file.
+        *keys: What it may be made of.
+
+    Returns:
+        The record.
+
+    Raises:
+        UserError: It is made of something else.
+    """
+    record = read_record(kind, path)
+    if record.key not in keys:
+        raise UserError(f"{path} is of something else. Delete it, and run `npeff perturb` again.")
+    return record
+
+
 def read_components(folder: Path, key: str) -> list[ComponentRecord]:
     """The records of all components that are done.
 
@@ -199,9 +222,9 @@ def read_components(folder: Path, key: str) -> list[ComponentRecord]:
     """
     records = []
     for path in sorted((folder / "components").glob("[!.]*.json")):
-        record = read_record(ComponentRecord, path)
-        if record.key != key or record_path(folder, record.component) != path:
-            raise UserError(f"{path} is the record of something else. Delete it, and it is made again.")
+        record = read_own(ComponentRecord, path, key)
+        if record_path(folder, record.component) != path:
+            raise UserError(f"{path} is the record of component {record.component}. Delete it, and it is made again.")
         records.append(record)
     return records
 
@@ -214,14 +237,8 @@ def read_results(folder: Path) -> Results:
 
     Returns:
         The results.
-
-    Raises:
-        UserError: They are missing, damaged, or of something else.
     """
-    results = read_record(Results, folder / "results.json")
-    if results.key != read_record(Made, folder / "config.json").key:
-        raise UserError(f"{folder / 'results.json'} is of something else. Delete it, and run `npeff perturb` again.")
-    return results
+    return read_own(Results, folder / "results.json", read_record(Made, folder / "config.json").key)
 
 
 # --- writing ------------------------------------------------------------------------------------------------
@@ -261,42 +278,39 @@ def write_results(folder: Path, records: list[ComponentRecord], notes: Notes, ke
     """
     results = Results(summarise(records), notes, records, key)
     write_record(folder / "results.json", results, sealed=True)
-    _all_outcomes(records).write_csv(folder / "results.csv")
-    write_report(folder / "table", [_best_outcomes(results)])
-    if any(record.curve for record in records):
-        _draw_curves(folder / "curve", records)
+    _outcomes("All outcomes.", [(r, outcome) for r in records for outcome in r.outcomes]).write_csv(
+        folder / "results.csv"
+    )
+    best = _outcomes("The best sign and order of every component, and geometric means.", [(r, r.best) for r in records])
+    means = [Emphasis(results.summary.kl_ratio), results.summary.predicted_ratio, results.summary.norm_ratio]
+    best.rows.append(["geometric mean", None, None, None, *means, *[None] * (len(best.columns) - 7)])
+    write_report(folder / "table", [best])
+    curves = {record.component: record.curve for record in records if record.curve}
+    if curves:
+        draw_figure(folder / "curve", _draw_curves, curves)
     _draw_places(folder / "where", records[:_SHOWN])
     return results
 
 
-def _all_outcomes(records: Sequence[ComponentRecord]) -> Table:
-    """One line for every component, order and sign."""
-    measured = ("ratio", "predicted_ratio", "norm_ratio", "magnitude", "top_kl", "related_kl", "random_kl")
-    heads = ("component", "fidelity", "order", "sign", *measured, "flipped_top", "flipped_random")
-    table = Table("All outcomes.", [Column(name) for name in heads])
-    for record in records:
-        for outcome in record.outcomes:
-            values = [getattr(outcome, name) for name in ("order", "sign", *measured)]
-            flipped = [outcome.flipped[group] for group in ("top", "random")]
-            table.rows.append([record.component, record.fidelity, *values, *flipped])
-    return table
+_FORMATS = {"order": "", "sign": "", "ratio": ".3g", "predicted_ratio": ".3g", "norm_ratio": ".2f", "magnitude": ".3g"}
+_FORMATS |= {"top_kl": ".3g", "related_kl": "", "random_kl": ".3g"}
+"""What tables say of an outcome, and how; what has no format is only in results.csv."""
 
 
-def _best_outcomes(results: Results) -> Table:
-    """The best sign and order of every component, and geometric means."""
-    formats = {"KL ratio": ".3g", "predicted": ".3g", "norm ratio": ".2f", "magnitude": ".3g", "KL top": ".3g"}
-    formats |= {"KL random": ".3g", "flipped top": "", "flipped random": "", "accuracy top": "", "accuracy random": ""}
-    heads = [Column("component"), *(Column(*item) for item in formats.items()), Column("fidelity", ".3f")]
-    table = Table("The best sign and order of every component, and geometric means.", heads)
-    for record in results.components:
-        best = record.best
-        divergences = [best.magnitude, best.top_kl, best.random_kl]
-        flipped = [best.flipped[group] for group in ("top", "random")]
-        accuracies = [_arrow(best.accuracy.get(group)) for group in ("top", "random")]
-        ratios = [best.ratio, best.predicted_ratio, best.norm_ratio]
-        table.rows.append([str(record.component), *ratios, *divergences, *flipped, *accuracies, record.fidelity])
-    means = [Emphasis(results.summary.kl_ratio), results.summary.predicted_ratio, results.summary.norm_ratio]
-    table.rows.append(["geometric mean", *means, *[None] * 8])
+def _outcomes(caption: str, outcomes: Sequence[tuple[ComponentRecord, Outcome]]) -> Table:
+    """A line for each outcome."""
+    columns = [Column("component"), Column("fidelity", ".3f")]
+    for name, style in _FORMATS.items():
+        title = "KL ratio" if name == "ratio" else name.replace("_", " ").replace("kl", "KL")
+        columns.append(Column(name, style, title, None if style else "csv"))
+    columns += [Column(f"flipped_{group}", title=f"flipped {group}") for group in ("top", "random")]
+    columns += [Column(f"accuracy {group}", only="text") for group in ("top", "random")]
+    table = Table(caption, columns)
+    for record, outcome in outcomes:
+        values = [getattr(outcome, name) for name in _FORMATS]
+        values += [outcome.flipped[group] for group in ("top", "random")]
+        values += [_arrow(outcome.accuracy.get(group)) for group in ("top", "random")]
+        table.rows.append([str(record.component), record.fidelity, *values])
     return table
 
 
@@ -304,16 +318,12 @@ def _arrow(pair: tuple[float, float] | None) -> str | None:
     return None if pair is None else f"{pair[0]:.0%} → {pair[1]:.0%}"
 
 
-def _draw_curves(path: Path, records: Sequence[ComponentRecord]) -> None:
-    figure = new_figure(6, 4)
-    axes = figure.add_subplot()
-    for record in records:
-        if record.curve:
-            points = [(point.magnitude, point.ratio) for point in record.curve]
-            axes.plot(*zip(*points, strict=True), marker=".", label=str(record.component))
+def _draw_curves(axes: Any, curves: Mapping[int, Sequence[CurvePoint]]) -> None:
+    for component, points in curves.items():
+        sizes, ratios = [point.magnitude for point in points], [point.ratio for point in points]
+        axes.plot(sizes, ratios, marker=".", label=str(component))
     axes.set(xscale="log", yscale="log", xlabel="length of the change", ylabel="KL of top ÷ KL of random examples")
     axes.legend(title="component", fontsize="small", ncols=2)
-    write_figure(path, figure, dpi=120)
 
 
 def _draw_places(path: Path, records: Sequence[ComponentRecord]) -> None:

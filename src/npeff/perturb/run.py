@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,10 @@ from npeff.decompose.run import open_decomposition
 from npeff.perturb import report
 from npeff.perturb.config import ALL, PerturbConfig
 from npeff.perturb.evaluate import Evaluator
-from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
+from npeff.perturb.lift import LIFTABLE_METHODS, Lifter, Parameters, check_method, scale_to_unit, truncate
 from npeff.perturb.protocol import Plan, make_plan
-from npeff.perturb.row_weights import LIFTABLE_METHODS, check_method, truncate
-from npeff.perturb.save import save_change
 from npeff.perturb.sensing import Scaled, check_sketch, sense
+from npeff.perturb.weights import save_change
 from npeff.perturb.where import find_places, largest_entries
 from npeff.perturb.whitening import Notes, plan_directions
 from npeff.store.layout import PERTURBATIONS, choose_decomposition, decomposition_names
@@ -67,23 +67,28 @@ def _liftable(run: Run) -> list[str]:
 def _perturb_one(run: Run, config: PerturbConfig) -> report.Results:
     decomposition = open_decomposition(run, config.decomposition)
     check_method(decomposition)
-    folder = _folder(run, decomposition, config)
+    name = config.perturbation or f"{config.decomposition}-{config.direction}-{config.way}"
+    folder = run.path / PERTURBATIONS / name
     plan = make_plan(run, decomposition, config.component, config.count, config.top, config.random, config.seed)
     with only_one(folder):
         key = _start(folder, run, decomposition, plan, config)
-        notes = _read_notes(folder, key)
+        chosen = folder / "notes.json"
+        notes = report.read_own(Notes, chosen, key, None) if chosen.is_file() else Notes(key=key)
         records = {record.component: record for record in report.read_components(folder, key)}
         missing = [number for number in plan.components if not _is_complete(records.get(number), config)]
         if missing:
-            session = _Session(run, decomposition, plan, config, notes)
-            notes = replace(session.directions.notes, key=key) if notes is None else notes
-            write_record(folder / "notes.json", notes, sealed=True)
-            for record in session.perturb(missing, folder):
-                records[record.component] = _merge(records.get(record.component), replace(record, key=key))
-                write_record(report.record_path(folder, record.component), records[record.component], sealed=True)
-                tqdm.write(_in_words(record))
-        everything = [records[number] for number in sorted(records)]
-        results = report.write_results(folder, everything, notes or Notes(key=key), key)
+            session = _Session(run, decomposition, plan, replace(config, ridge=config.ridge or notes.ridge), folder)
+            if not chosen.is_file():
+                notes = replace(session.directions.notes, key=key)
+                write_record(chosen, notes, sealed=True)
+            vectors = session.lift(missing) if config.way == "lift" else session.sense(missing)
+            for record in itertools.starmap(session.record, vectors):
+                old = records.get(record.component, record)  # it may have what is not asked for now
+                new = replace(record, curve=record.curve or old.curve, saved=record.saved or old.saved, key=key)
+                records[new.component] = new
+                write_record(report.record_path(folder, new.component), new, sealed=True)
+                tqdm.write(_in_words(new))
+        results = report.write_results(folder, [records[number] for number in sorted(records)], notes, key)
     summary = results.summary
     print(
         f"KL ratio {summary.kl_ratio:.3g} (geometric mean of {summary.components} components), "
@@ -92,51 +97,28 @@ def _perturb_one(run: Run, config: PerturbConfig) -> report.Results:
     return results
 
 
-def _folder(run: Run, decomposition: Decomposition, config: PerturbConfig) -> Path:
-    """Where results go."""
-    parent, ending = run.path / PERTURBATIONS, f"-{config.direction}-{config.way}"
-    folder = parent / (config.perturbation or f"{config.decomposition}{ending}")
-    old = parent / f"{decomposition.config.method}{ending}"  # as 0.1.0 named results of the only decomposition
-    if config.perturbation is None and not folder.exists() and (old / "config.json").is_file():
-        made = read_record(report.Made, old / "config.json")
-        if made.config.get("decomposition") is None and made.key == report.identity(run, decomposition, made.config):
-            return old
-    return folder
-
-
 def _start(folder: Path, run: Run, decomposition: Decomposition, plan: Plan, config: PerturbConfig) -> str:
     """Write what the results are made of, or refuse results of other options; returns its digest."""
     remove_partials(folder, below=True)
-    path = folder / "config.json"
-    old = read_record(report.Made, path) if path.is_file() else None
+    path, components = folder / "config.json", set(plan.components)
     key = report.identity(run, decomposition, to_dict(config))
-    if old is not None and old.key != key:
-        reasons = report.differences(run, decomposition, old, to_dict(config))
-        if not reasons:  # results of 0.1.0 keep their config and key
-            return old.key
-        if not config.overwrite:
-            raise UserError(
-                f"{folder} was made with other options: {'; '.join(reasons)}. Choose another --perturbation, or "
-                f"--overwrite it."
-            )
-    files = list((folder / "components").glob("[!.]*.json"))
-    if old is None or old.key != key:  # of other options, or nobody knows of which
-        for file in (*files, folder / "notes.json"):
+    old = read_record(report.Made, path) if path.is_file() else None
+    reasons = [] if old is None else report.differences(run, decomposition, old, to_dict(config))
+    if reasons and not config.overwrite:
+        raise UserError(
+            f"{folder} was made with other options: {'; '.join(reasons)}. Choose another --perturbation, or "
+            f"--overwrite it."
+        )
+    if old is None or reasons:  # of other options, or nobody knows of which
+        for file in (*(folder / "components").glob("[!.]*.json"), folder / "notes.json"):
             file.unlink(missing_ok=True)
-        files = []
-    components = sorted({*plan.components, *(int(file.stem) for file in files if file.stem.isdecimal())})
-    values = to_dict(replace(config, component=tuple(components)))
+    elif old.key != key:  # results of 0.1.0 keep their config and key
+        return old.key
+    else:
+        components |= set(old.config["component"])
+    values = to_dict(replace(config, component=tuple(sorted(components))))
     write_record(path, report.Made(__version__, "perturb", values, key), sealed=True)
     return key
-
-
-def _read_notes(folder: Path, key: str) -> Notes | None:
-    """What was chosen for earlier components, if there are any."""
-    path = folder / "notes.json"
-    notes = read_record(Notes, path) if path.is_file() else None
-    if notes is not None and notes.key not in (None, key):
-        raise UserError(f"{path} is of something else. Delete it, and it is made again.")
-    return notes
 
 
 def _is_complete(record: report.ComponentRecord | None, config: PerturbConfig) -> bool:
@@ -150,11 +132,6 @@ def _is_complete(record: report.ComponentRecord | None, config: PerturbConfig) -
         and Path(record.saved.path).parts[0] == config.save
         and record.saved.share in (None, config.adapter_share)
     )
-
-
-def _merge(old: report.ComponentRecord | None, new: report.ComponentRecord) -> report.ComponentRecord:
-    """A record that was made again, with what only the old one has."""
-    return new if old is None else replace(new, curve=new.curve or old.curve, saved=new.saved or old.saved)
 
 
 def _in_words(record: report.ComponentRecord) -> str:
@@ -174,24 +151,14 @@ Vectors = Iterator[tuple[int, Parameters, About]]
 class _Session:
     """The model at work: vectors for a few components at a time, and their evaluation."""
 
-    def __init__(
-        self, run: Run, decomposition: Decomposition, plan: Plan, config: PerturbConfig, notes: Notes | None
-    ) -> None:
-        self.run, self.plan, self.config = run, plan, config
-        ridge = config.ridge if config.ridge is not None or notes is None else notes.ridge
-        self.directions = plan_directions(
-            run, decomposition, plan, config.direction, config.threshold, ridge, config.carriers, config.seed
-        )
+    def __init__(self, run: Run, decomposition: Decomposition, plan: Plan, config: PerturbConfig, folder: Path) -> None:
+        self.run, self.plan, self.config, self.folder = run, plan, config, folder
+        how = (config.direction, config.threshold, config.ridge, config.carriers, config.seed)
+        self.directions = plan_directions(run, decomposition, plan, *how)
         self.prepared = prepare_run(run, config.device)
         self.prompts = read_prompts(run, self.prepared)
         self.evaluator = Evaluator(run, self.prepared, self.prompts, plan)
         self.chunk = decomposition.config.chunk
-
-    def perturb(self, components: list[int], folder: Path) -> Iterator[report.ComponentRecord]:
-        """Records of components, as they are finished."""
-        vectors = self._lift(components) if self.config.way == "lift" else self._sense(components)
-        for number, vector, about in vectors:
-            yield self._record(number, vector, about, folder)
 
     def _print_estimate(self, components: list[int], lifting: int | None) -> None:
         """How long it will take, from the time of the random examples' forward passes."""
@@ -200,7 +167,8 @@ class _Session:
         first = "" if lifting is None else f"lifting takes about {duration(each * lifting)}, "
         print(f"{len(components)} to do: {first}measuring about {duration(each * passes)}.", flush=True)
 
-    def _lift(self, components: list[int]) -> Vectors:
+    def lift(self, components: list[int]) -> Vectors:
+        """Exact vectors, as many at a time as memory allows."""
         lifter = Lifter(self.run, self.prepared, self.prompts)
         size = max(1, int(self.config.memory_gb * 1e9 / (4 * self.prepared.selection.size)))
         for start in range(0, len(components), size):
@@ -216,7 +184,8 @@ class _Session:
                 vector, vectors[j] = vectors[j], {}
                 yield number, vector, {"examples": kept[j], "truncation": cosines[j]}
 
-    def _sense(self, components: list[int]) -> Vectors:
+    def sense(self, components: list[int]) -> Vectors:
+        """Vectors from the sketch alone."""
         scaled = Scaled(self.prepared.collector.sketch)
         planted = check_sketch(scaled)
         self._print_estimate(components, None)
@@ -226,7 +195,7 @@ class _Session:
             about = {"entries": sensed.entries, "residual": sensed.residual, "iterations": sensed.iterations}
             yield number, sensed.vector, about | {"planted_cosine": planted}
 
-    def _record(self, number: int, vector: Parameters, about: About, folder: Path) -> report.ComponentRecord:
+    def record(self, number: int, vector: Parameters, about: About) -> report.ComponentRecord:
         """Everything about one component."""
         place = self.plan.components.index(number)
         length = scale_to_unit(vector)
@@ -234,16 +203,7 @@ class _Session:
         fidelity = torch.nn.functional.cosine_similarity(sketched, self.directions.targets[place], dim=0)
         outcomes, best, curve = self.evaluator.measure(self.plan.tops[number], vector, self.config)
         scale, config = best.sign * best.magnitude, self.config
-        return report.ComponentRecord(
-            component=number,
-            length=length,
-            fidelity=float(fidelity),
-            best=best,
-            outcomes=outcomes,
-            curve=curve,
-            where=find_places(vector),
-            largest=largest_entries(self.prepared.selection, vector),
-            saved=save_change(folder, number, config.save, self.prepared, vector, scale, config.adapter_share),
-            stationarity=self.directions.stationarity[place],
-            **about,
-        )
+        where, largest = find_places(vector), largest_entries(self.prepared.selection, vector)
+        saved = save_change(self.folder, number, config.save, self.prepared, vector, scale, config.adapter_share)
+        measured = (best, outcomes, curve, where, largest, saved, self.directions.stationarity[place])
+        return report.ComponentRecord(number, length, float(fidelity), *measured, **about)

@@ -10,6 +10,7 @@ and μ falls from γ‖Aᵀh‖_∞, where u is zero, by a factor β at a time t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,15 +58,14 @@ class Sensed:
 class Scaled:
     """A sketch divided by its largest singular value, as the solver's step length wants it."""
 
-    def __init__(self, sketch: Sketch, seed: int = 0) -> None:
+    def __init__(self, sketch: Sketch) -> None:
         self.sketch = sketch
-        self.seed = seed
         self.size = sum(module.size for module in sketch.modules.values())
 
     @cached_property
     def norm(self) -> float:
         """The divisor, found when it is first needed: it takes passes over all parameters."""
-        return largest_singular_value(self.sketch, self.seed) * MARGIN
+        return largest_singular_value(self.sketch) * MARGIN
 
     @property
     def step(self) -> float:
@@ -82,17 +82,16 @@ class Scaled:
             yield module.name, part.div_(self.norm)
 
 
-def largest_singular_value(sketch: Sketch, seed: int = 0) -> float:
+def largest_singular_value(sketch: Sketch) -> float:
     """‖A‖ by power iteration on AAᵀ, from matvec and rmatvec alone.
 
     Args:
         sketch: A.
-        seed: Seed of the vector to start from.
 
     Returns:
         The norm, slightly too small.
     """
-    y = torch.randn(sketch.dim, generator=torch.Generator().manual_seed(seed)).to(sketch.device)
+    y = torch.randn(sketch.dim, generator=torch.Generator().manual_seed(0)).to(sketch.device)
     length = 0.0
     for _ in range(POWER_ITERATIONS):
         y /= y.norm()
@@ -111,12 +110,7 @@ def gram_product(sketch: Sketch, y: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def sense(
-    scaled: Scaled,
-    h: torch.Tensor,
-    config: SensingConfig = SensingConfig(),  # noqa: B008 - frozen
-    description: str = "Sensing",
-) -> Sensed:
+def sense(scaled: Scaled, h: torch.Tensor, config: SensingConfig, description: str = "Sensing") -> Sensed:
     """A sparse vector whose sketch is along h.
 
     Args:
@@ -137,7 +131,8 @@ def sense(
     state = _State({module.name: torch.zeros(module.shape, device=h.device) for module in modules}, h.clone())
     largest = max(float(part.abs().max()) for _, part in scaled.rmatvec(h))
     iterations, step = 0, scaled.step
-    for mu in tqdm(_continuation(GAMMA * largest, config.mu), desc=description, unit="step", leave=False, disable=None):
+    larger = itertools.takewhile(lambda mu: mu > config.mu, (GAMMA * largest / BETA**k for k in itertools.count()))
+    for mu in tqdm([*larger, config.mu], desc=description, unit="step", leave=False, disable=None):
         for _ in range(config.inner_iterations):
             state, change, step = _iterate(scaled, state, h, mu, step if config.long_steps else scaled.step)
             iterations += 1
@@ -151,15 +146,6 @@ def sense(
     sketched = scaled.matvec(u)
     misfit = h - sketched * (h @ sketched) / sketched.square().sum()
     return Sensed(u, entries, float(misfit.norm()), iterations)
-
-
-def _continuation(start: float, end: float) -> list[float]:
-    """Values of mu from `start` down to `end`; only `end` if that is above."""
-    values = []
-    while start > end:
-        values.append(start)
-        start /= BETA
-    return [*values, end]
 
 
 @dataclass
@@ -194,25 +180,24 @@ def _iterate(scaled: Scaled, old: _State, h: torch.Tensor, mu: float, step: floa
     return state, math.sqrt(moved / length) if length else 0.0, suggested
 
 
-def planted_cosine(scaled: Scaled, entries: int, config: SensingConfig, seed: int = 0) -> float:
+def planted_cosine(scaled: Scaled, entries: int, config: SensingConfig) -> float:
     """Cosine between a planted vector of `entries` random signs and what is found of its sketch."""
-    planted = plant(scaled.sketch, entries, seed)
+    planted = plant(scaled.sketch, entries)
     vector = sense(scaled, scaled.sketch.matvec(planted), config, "Trying the sketch").vector
     return sum(float((planted[name] * part).sum()) for name, part in vector.items()) / norm(planted)
 
 
-def plant(sketch: Sketch, entries: int, seed: int = 0) -> Parameters:
+def plant(sketch: Sketch, entries: int) -> Parameters:
     """A vector of unit length with random signs in a few places.
 
     Args:
         sketch: What it will be sketched with.
         entries: How many entries are not zero.
-        seed: Seed of places and signs.
 
     Returns:
         Module name → [d_out, columns].
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     modules = list(sketch.modules.values())
     sizes = torch.tensor([module.size for module in modules])
     places = torch.randperm(int(sizes.sum()), generator=generator)[:entries]

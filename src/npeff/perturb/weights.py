@@ -1,19 +1,29 @@
-"""A model's weights: changed for a while and then put back bit for bit, and derivatives along a change of them."""
+"""A model's weights: changed for a while and then put back bit for bit, derivatives along a change, and its files."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch.autograd import forward_ad as _forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from npeff.collect.session import Prepared
 from npeff.models.select import CapturedModule
-from npeff.perturb.lift import Parameters
+from npeff.perturb.lift import Parameters, norm
+from npeff.perturb.where import low_rank
+from npeff.utils.errors import UserError
+from npeff.utils.files import PARTIAL, disk_errors, whole_file, write_json
 
 forward_ad: Any = _forward_ad  # torch leaves it untyped
+LARGEST_RANK = 64
+"""An adapter of a larger rank would not be small."""
 
 
 class EditedWeights:
@@ -111,3 +121,124 @@ def moving(modules: Iterable[CapturedModule], vector: Parameters) -> Iterator[Ca
 def _derivative(value: torch.Tensor) -> torch.Tensor:
     tangent: torch.Tensor | None = forward_ad.unpack_dual(value).tangent
     return torch.zeros_like(value) if tangent is None else tangent
+
+
+# --- changes as files ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A change of the parameters that was written."""
+
+    path: str
+    """File or directory, below that of the results."""
+    largest_rank: int | None = None
+    """Of an adapter: the largest rank of a matrix."""
+    kept: float | None = None
+    """Of an adapter: share of the change's squared length that it keeps."""
+    share: float | None = None
+    """Of an adapter: share of each matrix's squared length that was asked for."""
+
+
+def save_change(
+    folder: Path, number: int, kind: str, prepared: Prepared, vector: Parameters, scale: float, share: float
+) -> Saved | None:
+    """Write the change scale · vector where that is asked for.
+
+    A delta is parameter name → float32 tensor in the parameter's own shape; a model and its tokenizer have the layout
+    of `save_pretrained`.
+
+    Args:
+        folder: Directory of the results.
+        number: The component.
+        kind: nothing, delta, adapter or model.
+        prepared: The model that it is a change of.
+        vector: Module name → [d_out, columns].
+        scale: What to multiply the vector with.
+        share: Share of each matrix's squared length that an adapter keeps.
+
+    Returns:
+        What was written; None for nothing.
+    """
+    modules, name = prepared.selection.modules, f"{kind}/{number:05d}"
+    if kind == "adapter":
+        rank, kept = save_adapter(folder / name, modules, vector, scale, share, prepared.config.model.model)
+        return Saved(name, rank, kept, share)
+    if kind == "model":
+        network: Any = prepared.model.network
+        building = folder / kind / f".{number:05d}{PARTIAL}"
+        with disk_errors(folder / name), EditedWeights(modules) as weights:
+            weights.add(vector, scale)
+            network.save_pretrained(building)
+            prepared.model.tokenizer.save_pretrained(building)
+            shutil.rmtree(folder / name, ignore_errors=True)
+            building.rename(folder / name)
+        return Saved(name)
+    if kind == "delta":
+        parts = {name: part for module in modules for name, part in module.unpack(vector[module.name]).items()}
+        tensors = {name: (part * scale).cpu().contiguous() for name, part in parts.items()}
+        with whole_file(folder / f"{name}.safetensors") as temporary:
+            save_file(tensors, temporary, metadata={"what": "add to the parameters of the model"})
+        return Saved(f"{name}.safetensors")
+    return None
+
+
+def save_adapter(
+    folder: Path, modules: Sequence[CapturedModule], vector: Parameters, scale: float, share: float, model: str
+) -> tuple[int, float]:
+    """Write a change as a LoRA adapter in PEFT's layout, each matrix at the smallest rank that keeps `share`.
+
+    Biases have no place in such an adapter: they are left out.
+
+    Args:
+        folder: The adapter's directory.
+        modules: Those that the vector is about.
+        vector: Module name → [d_out, columns].
+        scale: What to multiply the vector with.
+        share: Share of each matrix's squared length to keep.
+        model: Name of the model, as PEFT records it.
+
+    Returns:
+        The largest rank, and the share of the whole vector's squared length that the adapter keeps.
+
+    Raises:
+        UserError: A matrix would need more than `LARGEST_RANK`.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    ranks: dict[str, int] = {}
+    lost, whole = 0.0, norm(vector) ** 2
+    for module in modules:
+        weight, bias = vector[module.name].tensor_split([module.shape[1] - module.bias], dim=1)
+        lost += float(bias.double().square().sum())
+        energy = float(weight.double().square().sum())
+        if not module.weight or energy == 0:
+            continue
+        B, A, kept = low_rank(weight * scale, share)
+        if A.shape[0] > LARGEST_RANK:
+            raise UserError(
+                f"No small adapter: {module.name} needs rank {A.shape[0]} to keep {share:.0%} of its change, more "
+                f"than {LARGEST_RANK}. Lower --adapter-share, or save the delta instead."
+            )
+        lost += (1 - kept) * energy
+        ranks[module.name] = A.shape[0]
+        tensors[f"base_model.model.{module.name}.lora_A.weight"] = A.cpu().contiguous()
+        tensors[f"base_model.model.{module.name}.lora_B.weight"] = B.cpu().contiguous()
+    top_rank = max(ranks.values())
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model,
+        "r": top_rank,
+        "lora_alpha": top_rank,
+        "rank_pattern": ranks,
+        "alpha_pattern": ranks,  # equal to the rank: the product is added as it is
+        "target_modules": list(ranks),
+        "fan_in_fan_out": any(module.transposed for module in modules),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+    }
+    with whole_file(folder / "adapter_model.safetensors") as temporary:
+        save_file(tensors, temporary)
+    write_json(folder / "adapter_config.json", settings)
+    return top_rank, 1 - lost / whole

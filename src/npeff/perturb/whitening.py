@@ -12,8 +12,8 @@ import torch
 from npeff.decompose.als import gram
 from npeff.decompose.base import Decomposition
 from npeff.perturb.config import Direction
+from npeff.perturb.lift import RowSums, component_sums, example_sizes
 from npeff.perturb.protocol import Plan
-from npeff.perturb.row_weights import RowSums, component_sums, example_sizes
 from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -221,94 +221,57 @@ def choose_ridge(
     return max(trials, key=lambda trial: trial.ratio).ridge, trials
 
 
-@dataclass(frozen=True)
-class Whitening:
-    """A background to whiten against, and the ridge."""
+def read_background(run: Run, plan: Plan, seed: int) -> FisherRows:
+    """Rows of the mean Fisher: those of random examples of the plan's background, at most `BACKGROUND_ROWS`."""
+    ranks = run.source("fisher").ranks
+    shuffled = np.random.default_rng([seed, 2]).permutation(plan.background)
+    return read_fishers(run, shuffled[np.cumsum(ranks[shuffled]) <= BACKGROUND_ROWS])
 
-    background: FisherRows
-    """Rows of the mean Fisher."""
-    gram: torch.Tensor
-    """GGᵀ of its rows, float64 [R, R]."""
-    ridge: float
-    """What is added to the mean Fisher."""
-    trials: list[RidgeTrial]
-    """Ridges that were tried; empty if the ridge was given."""
 
-    @staticmethod
-    def prepare(run: Run, plan: Plan, vectors: torch.Tensor, ridge: float | None, seed: int) -> Whitening:
-        """Read the background, and choose the ridge if there is none.
+def whiten_sums(
+    run: Run, sums: RowSums, background: FisherRows, excluded: Sequence[Array], ridge: float, carriers: float
+) -> RowSums:
+    """Whiten vectors, and solve for them again within the span of those examples that weigh most in the result.
 
-        Args:
-            run: The run.
-            plan: Components, their top examples, and the examples that may be used.
-            vectors: The plan's components, [J, p].
-            ridge: The ridge, if it is known.
-            seed: Seed of the examples that are taken.
+    Random examples, which are neither in the background nor excluded, carry nothing.
 
-        Returns:
-            What vectors can be whitened with.
-        """
-        ranks = run.source("fisher").ranks
-        shuffled = np.random.default_rng([seed, 2]).permutation(plan.background)
-        background = read_fishers(run, shuffled[np.cumsum(ranks[shuffled]) <= BACKGROUND_ROWS])
-        trials: list[RidgeTrial] = []
-        if ridge is None:
-            top = [read_fishers(run, plan.top_examples(number)) for number in plan.components]
-            ridge, trials = choose_ridge(background, top, vectors, seed)
-        return Whitening(background, (background.rows @ background.rows.T).double(), ridge, trials)
+    Args:
+        run: The run.
+        sums: J vectors.
+        background: Rows of the mean Fisher.
+        excluded: For each vector, the examples that do not belong to its background.
+        ridge: What is added to the mean Fisher.
+        carriers: Share of the examples that may carry a vector; 1 takes the first solution, which all of them carry.
 
-    def apply(self, sums: RowSums, excluded: Sequence[Array], total_rows: int) -> RowSums:
-        """Whiten vectors.
-
-        Args:
-            sums: The J vectors.
-            excluded: For each vector, the examples that do not belong to its background.
-            total_rows: Fisher rows of the run.
-
-        Returns:
-            The whitened vectors, as sums of rows.
-        """
-        vectors = sums.vectors.clone()
-        weights = {kind: values.clone() for kind, values in sums.weights.items()}
-        fisher = weights.setdefault("fisher", torch.zeros(len(vectors), total_rows))
-        for j, without in enumerate(excluded):
-            inside = ~np.isin(self.background.examples, without)
-            keep = self.background.part(inside)
-            G = self.background.rows[keep]
-            products = (G @ sums.vectors[j, :, None]).double()
-            a = whiten(self.gram[keep][:, keep], products, int(inside.sum()), self.ridge)[:, 0]
-            vectors[j] -= a.float() @ G
-            fisher[j, self.background.places[keep.numpy()]] -= (a * self.background.scales[keep]).float()
-        return RowSums(vectors, weights)
-
-    def carry(self, run: Run, whole: RowSums, h: torch.Tensor, excluded: Sequence[Array], share: float) -> RowSums:
-        """Solve for whitened vectors again, carried by a share of the examples: those that weigh most in the whole.
-
-        Random examples, which are neither in the background nor excluded, carry nothing.
-
-        Args:
-            run: The run.
-            whole: The whitened vectors, from `apply`.
-            h: What is whitened, [J, p].
-            excluded: For each vector, the examples that do not belong to its background.
-            share: Share of the examples that may carry it.
-
-        Returns:
-            The vectors, as sums of rows.
-        """
-        sizes = example_sizes(whole, {kind: run.source(kind) for kind in whole.weights})
-        vectors = torch.zeros_like(whole.vectors)
-        weights = torch.zeros_like(whole.weights["fisher"])
-        for j, without in enumerate(excluded):
-            allowed = np.union1d(self.background.examples, without)
-            order = allowed[np.argsort(-sizes[j, allowed], kind="stable")]
-            span = read_fishers(run, order[: max(1, round(share * len(order)))])
-            inside = ~np.isin(self.background.examples, without)
-            G = self.background.rows[self.background.part(inside)]
-            c = whiten_within(span.rows, G, h[j], int(inside.sum()), self.ridge)
-            vectors[j] = c.float() @ span.rows
-            weights[j, span.places] = (c * span.scales).float()
-        return RowSums(vectors, {"fisher": weights})
+    Returns:
+        The whitened vectors, as sums of rows.
+    """
+    inside = [~np.isin(background.examples, without) for without in excluded]
+    products = (background.rows @ background.rows.T).double()
+    vectors = sums.vectors.clone()
+    weights = {kind: values.clone() for kind, values in sums.weights.items()}
+    fisher = weights.setdefault("fisher", torch.zeros(len(vectors), int(run.source("fisher").ranks.sum())))
+    for j, mask in enumerate(inside):
+        keep = background.part(mask)
+        G = background.rows[keep]
+        on_vector = (G @ sums.vectors[j, :, None]).double()
+        a = whiten(products[keep][:, keep], on_vector, int(mask.sum()), ridge)[:, 0]
+        vectors[j] -= a.float() @ G
+        fisher[j, background.places[keep.numpy()]] -= (a * background.scales[keep]).float()
+    whole = RowSums(vectors, weights)
+    if carriers >= 1:
+        return whole
+    sizes = example_sizes(whole, {kind: run.source(kind) for kind in weights})
+    carried = RowSums(torch.zeros_like(vectors), {"fisher": torch.zeros_like(fisher)})
+    for j, (mask, without) in enumerate(zip(inside, excluded, strict=True)):
+        allowed = np.union1d(background.examples, without)
+        order = allowed[np.argsort(-sizes[j, allowed], kind="stable")]
+        span = read_fishers(run, order[: max(1, round(carriers * len(order)))])
+        G = background.rows[background.part(mask)]
+        c = whiten_within(span.rows, G, sums.vectors[j], int(mask.sum()), ridge)
+        carried.vectors[j] = c.float() @ span.rows
+        carried.weights["fisher"][j, span.places] = (c * span.scales).float()
+    return carried
 
 
 @dataclass(frozen=True)
@@ -364,10 +327,10 @@ def plan_directions(
         return Directions(sums, targets, stationarity, Notes())
     if "fisher" not in run.manifest.collected:
         raise UserError(f"{run.path} has no Fisher rows to whiten with. Collect with --fisher, or use reject.")
-    whitening = Whitening.prepare(run, plan, sums.vectors, ridge, seed)
-    excluded = [plan.top_examples(number) for number in plan.components]
-    whole = whitening.apply(sums, excluded, int(run.source("fisher").ranks.sum()))
-    if carriers < 1:
-        whole = whitening.carry(run, whole, sums.vectors, excluded, carriers)
-    notes = Notes(whitening.ridge, whitening.trials, len(whitening.background.examples))
-    return Directions(whole, whole.vectors, stationarity, notes)
+    background = read_background(run, plan, seed)
+    tops = [plan.top_examples(number) for number in plan.components]
+    trials: list[RidgeTrial] = []
+    if ridge is None:
+        ridge, trials = choose_ridge(background, [read_fishers(run, top) for top in tops], sums.vectors, seed)
+    white = whiten_sums(run, sums, background, tops, ridge, carriers)
+    return Directions(white, white.vectors, stationarity, Notes(ridge, trials, len(background.examples)))
