@@ -64,11 +64,21 @@ def _liftable(run: Run) -> list[str]:
     return names
 
 
+def _folder(run: Run, decomposition: Decomposition, config: PerturbConfig) -> Path:
+    """Where results go. Version 0.1.0 named those of the only decomposition after its method: they are continued."""
+    parent, ending = run.path / PERTURBATIONS, f"-{config.direction}-{config.way}"
+    folder, old = parent / f"{config.decomposition}{ending}", parent / f"{decomposition.config.method}{ending}"
+    if config.perturbation is None and not folder.exists() and (old / "config.json").is_file():
+        made = read_record(report.Made, old / "config.json")
+        if made.config.get("decomposition") is None and made.key == report.identity(run, decomposition, made.config):
+            return old
+    return parent / config.perturbation if config.perturbation else folder
+
+
 def _perturb_one(run: Run, config: PerturbConfig) -> report.Results:
     decomposition = open_decomposition(run, config.decomposition)
     check_method(decomposition)
-    name = config.perturbation or f"{config.decomposition}-{config.direction}-{config.way}"
-    folder = run.path / PERTURBATIONS / name
+    folder = _folder(run, decomposition, config)
     plan = make_plan(run, decomposition, config.component, config.count, config.top, config.random, config.seed)
     with only_one(folder):
         key = _start(folder, run, decomposition, plan, config)
