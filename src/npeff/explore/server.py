@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from npeff.explore.api import PREFIX, Api
+from npeff.explore.api import PREFIX, Api, Problem, methods
 from npeff.explore.config import ExploreConfig
 from npeff.explore.export import MARKER, export_site
-from npeff.explore.openapi import Problem
 from npeff.store.layout import choose_decomposition, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -30,11 +29,8 @@ LARGEST = 64 * 1024
 """Bytes that a request may have."""
 _SERVED = b"const SERVED = true;\n"
 """In place of the export's served.js: tells the page that somebody listens."""
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+"""Not left to the system, which may have been told otherwise."""
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -137,11 +133,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET  # noqa: N815
 
     def _answer_api(self, api: Api, path: str) -> None:
-        methods = api.methods(path)
-        if not methods:
+        allowed = ", ".join(methods(path))
+        if not allowed:
             return self._refuse(HTTPStatus.NOT_FOUND, "There is no such request.")
-        if self.command not in methods:
-            allowed = ", ".join(methods)
+        if self.command not in methods(path):
             return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}.", Allow=allowed)
         query = self.path.partition("?")[2].partition("#")[0]
         if self.command != "POST":
@@ -164,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes, **headers: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8" if kind.startswith("text/") else kind)
         self.send_header("Content-Length", str(len(content)))
         for name, value in headers.items():
             self.send_header(name, value)

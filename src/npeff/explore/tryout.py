@@ -23,7 +23,6 @@ from npeff.tasks.config import FIELD
 from npeff.utils.errors import UserError
 from npeff.utils.text import rounded
 
-State = Literal["not loaded", "loading", "ready", "failed"]
 ANSWERS = 8
 """Most likely answers of each text that are listed."""
 
@@ -32,7 +31,7 @@ ANSWERS = 8
 class ModelState:
     """Whether the model is there."""
 
-    state: State
+    state: Literal["not loaded", "loading", "ready", "failed"]
     """How far its loading has come."""
     message: str
     """Why it could not be loaded, if it failed."""
@@ -62,39 +61,31 @@ class Tryout:
     """A run's model, and what it makes of new texts."""
 
     def __init__(self, run: Run, device: str | None = None) -> None:
+        self.status = ModelState("not loaded", "")
+        """Whether the model is there."""
+        self.fields = [name.removeprefix(FIELD) for name in run.table.column_names if name.startswith(FIELD)]
+        """Other columns that the run's prompt names."""
         self._run, self._device = run, device
-        self._state: State = "not loaded"
-        self._message = ""
         self._prepared: Prepared | None = None
         self._open: tuple[str, Decomposition] | None = None
         self._loading, self._computing = threading.Lock(), threading.Lock()
 
-    @property
-    def fields(self) -> list[str]:
-        """Other columns that the run's prompt names."""
-        return [name.removeprefix(FIELD) for name in self._run.table.column_names if name.startswith(FIELD)]
-
-    def status(self) -> ModelState:
-        """Whether the model is there."""
-        return ModelState(self._state, self._message)
-
     def is_ready(self) -> bool:
         """Whether the model is there; if not, begin to load it, also after it has failed."""
         with self._loading:
-            if self._state in ("not loaded", "failed"):
-                self._state, self._message = "loading", ""
+            if self.status.state in ("not loaded", "failed"):
+                self.status = ModelState("loading", "")
                 threading.Thread(target=self._load, daemon=True).start()
-            return self._state == "ready"
+            return self.status.state == "ready"
 
     def _load(self) -> None:
         try:
             self._prepared = prepare_run(self._run, self._device)
+            self.status = ModelState("ready", "")
         except UserError as error:
-            self._state, self._message = "failed", str(error)
+            self.status = ModelState("failed", str(error))
         except Exception as error:  # a thread has nobody else to tell
-            self._state, self._message = "failed", f"The model could not be loaded: {type(error).__name__}: {error}"
-        else:
-            self._state = "ready"
+            self.status = ModelState("failed", f"The model could not be loaded: {type(error).__name__}: {error}")
 
     def explain(self, name: str, texts: Sequence[str], fields: Sequence[Mapping[str, str]] = ()) -> Tried:
         """What the model and the components of a decomposition make of texts, once the model is there.
