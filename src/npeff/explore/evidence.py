@@ -89,11 +89,12 @@ def digests(run: Run) -> dict[str, str]:
     Returns:
         Perturbation → digest of its files.
     """
-    found = {}
+    digest = {}
     for folder in _folders(run):
-        lines = "\n".join(f"{file.name} {sha256(file)}" for file in (folder / "config.json", *_record_files(folder)))
-        found[folder.name] = hashlib.sha256(lines.encode()).hexdigest()
-    return found
+        files = (folder / "config.json", *sorted((folder / "components").glob("*.json")))
+        lines = "\n".join(f"{file.name} {sha256(file)}" for file in files)
+        digest[folder.name] = hashlib.sha256(lines.encode()).hexdigest()
+    return digest
 
 
 def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> list[Perturbation]:
@@ -112,32 +113,22 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
     """
     perturbations = []
     for folder in _folders(run):
+        made = read_record(Made, folder / "config.json")
+        config = made.config
         try:
-            perturbations += _read(run, folder, name, decomposition)
+            fits = config["decomposition"] in (None, name) and made.key == identity(run, decomposition, config)
+            did = (config["direction"], config["way"], compared_at(config), config["top"], config["random"])
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"{folder} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
             ) from error
+        records = {record.component: record for record in read_components(folder, made.key)} if fits else {}
+        perturbations += [Perturbation(About(folder.name, *did), records)] if records else []
     return perturbations
-
-
-def _read(run: Run, folder: Path, name: str, decomposition: Decomposition) -> list[Perturbation]:
-    """The perturbation in `folder`, if it is of this decomposition and has results."""
-    made = read_record(Made, folder / "config.json")
-    config = made.config
-    if config["decomposition"] not in (None, name) or made.key != identity(run, decomposition, config):
-        return []
-    records = {record.component: record for record in read_components(folder, made.key)}
-    about = About(folder.name, config["direction"], config["way"], compared_at(config), config["top"], config["random"])
-    return [Perturbation(about, records)] if records else []
 
 
 def _folders(run: Run) -> list[Path]:
     return sorted(path.parent for path in (run.path / PERTURBATIONS).glob("*/config.json"))
-
-
-def _record_files(folder: Path) -> list[Path]:
-    return sorted((folder / "components").glob("*.json"))
 
 
 def in_lines(perturbations: Sequence[Perturbation]) -> list[Perturbed]:

@@ -85,10 +85,9 @@ def make_server(site: Path, port: int = 0, api: Api | None = None) -> ThreadingH
 
     Handler.api = api
     try:
-        server = _Server((LOOPBACK, port), Handler)
+        return _Server((LOOPBACK, port), Handler)
     except OSError as error:
         raise UserError(f"Cannot listen on port {port}: {error.strerror}. Choose another --port.") from error
-    return server
 
 
 class _Server(ThreadingHTTPServer):
@@ -177,15 +176,12 @@ class _Handler(BaseHTTPRequestHandler):
         hosts = {f"{name}:{port}" for name in (LOOPBACK, "localhost")}
         given = [host.lower() for host in self.headers.get_all("Host", [])]
         origin = self.headers.get("Origin")
-        return (
-            len(given) == 1
-            and given[0] in hosts
-            and (origin is None or origin.lower() in {f"http://{host}" for host in hosts})
-            and (
-                self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
-                or self.headers.get("Sec-Fetch-Dest") == "document"
-            )
-        )
+        if len(given) != 1 or given[0] not in hosts:
+            return False
+        if origin is not None and origin.lower() not in {f"http://{host}" for host in hosts}:
+            return False
+        site, target = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Sec-Fetch-Dest")
+        return site in ("none", "same-origin") or target == "document"
 
     def _path(self) -> str:
         return self.path.partition("#")[0].partition("?")[0]

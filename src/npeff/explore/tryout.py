@@ -17,7 +17,7 @@ from npeff.analyse.probe import explain_texts
 from npeff.collect.session import Prepared, prepare_run
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
-from npeff.explore.pages import LISTED
+from npeff.explore.pages import strongest
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.utils.errors import UserError
@@ -110,7 +110,9 @@ class Tryout:
                 raise UserError("Out of memory. Try fewer or shorter texts.") from error
         answers, probabilities = _answers(self._prepared, explained.collected)
         coefficients, shares = explained.coefficients, explained.shares
-        listed = _strongest(coefficients, coefficients.abs() if shares is None else shares)
+        weight = coefficients.abs() if shares is None else shares
+        chosen = {j for row in strongest(coefficients, weight) for j in row}
+        listed = sorted(chosen, key=lambda j: (-float(weight[:, j].max()), j))
         return Tried(
             answers=answers,
             probabilities=probabilities,
@@ -127,13 +129,6 @@ class Tryout:
             self._open = None
             self._open = (name, open_decomposition(self._run, name))
         return self._open[1]
-
-
-def _strongest(coefficients: torch.Tensor, weight: torch.Tensor) -> list[int]:
-    """The components that matter to any of the texts, by their largest weight; both are [n, C]."""
-    top = weight.topk(min(LISTED, weight.shape[1]), dim=1).indices
-    chosen = {j for i, best in enumerate(top.tolist()) for j in best if coefficients[i, j] != 0}
-    return sorted(chosen, key=lambda j: (-float(weight[:, j].max()), j))
 
 
 def _answers(prepared: Prepared, collected: Mapping[str, torch.Tensor]) -> tuple[list[str], list[list[float | None]]]:
