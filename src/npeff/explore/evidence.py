@@ -70,14 +70,8 @@ class Measured:
     """Where the change lives."""
 
 
-@dataclass(frozen=True)
-class Perturbation:
-    """Results of one `npeff perturb`, as far as it has come."""
-
-    about: About
-    """What it did."""
-    records: dict[int, ComponentRecord]
-    """Component → what was measured."""
+Perturbation = tuple[About, dict[int, ComponentRecord]]
+"""Results of one `npeff perturb`, as far as it has come: what it did, and component → what was measured."""
 
 
 def digests(run: Run) -> dict[str, str]:
@@ -123,7 +117,7 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
                 f"{folder} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
             ) from error
         records = {record.component: record for record in read_components(folder, made.key)} if fits else {}
-        perturbations += [Perturbation(About(folder.name, *did), records)] if records else []
+        perturbations += [(About(folder.name, *did), records)] if records else []
     return perturbations
 
 
@@ -133,7 +127,7 @@ def _folders(run: Run) -> list[Path]:
 
 def in_lines(perturbations: Sequence[Perturbation]) -> list[Perturbed]:
     """Every perturbation in a line."""
-    return [Perturbed(each.about, summarise(list(each.records.values()))) for each in perturbations]
+    return [Perturbed(about, summarise(list(records.values()))) for about, records in perturbations]
 
 
 def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> list[float | None] | None:
@@ -147,8 +141,8 @@ def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> li
         The largest KL ratio of each component, [C]; None if there is no perturbation.
     """
     ratios: list[float | None] = [None] * components
-    for each in perturbations:
-        for component, record in each.records.items():
+    for _, records in perturbations:
+        for component, record in records.items():
             ratios[component] = max(record.best.ratio, ratios[component] or 0)
     return ratios if perturbations else None
 
@@ -163,8 +157,8 @@ def of_component(perturbations: Sequence[Perturbation], component: int) -> list[
     Returns:
         The results of each perturbation that has it.
     """
-    records = [(each.about, each.records[component]) for each in perturbations if component in each.records]
-    return [Measured(about, replace(record, where=[]), heat_map(record.where)) for about, record in records]
+    measured = [(about, records[component]) for about, records in perturbations if component in records]
+    return [Measured(about, replace(record, where=[]), heat_map(record.where)) for about, record in measured]
 
 
 def heat_map(where: Sequence[Place]) -> HeatMap:

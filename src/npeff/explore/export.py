@@ -19,7 +19,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -44,7 +43,6 @@ from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, read_object, sha256, whole_directory, write_json, write_text
 from npeff.utils.progress import progress
 from npeff.utils.text import cut, rounded, short
-from npeff.utils.types import Array
 from npeff.utils.version import __version__
 
 FORMAT = 3
@@ -90,24 +88,6 @@ class Site:
     """Pairs that were compared."""
     chains: list[list[int]]
     """Decompositions of one method with more and more components."""
-
-
-@dataclass(frozen=True)
-class ExampleBlock:
-    """Examples that follow each other (data/examples/N.js)."""
-
-    text: list[str]
-    """Their texts."""
-    label: list[str | None]
-    """Their labels, where they are known."""
-    prediction: list[str]
-    """What the model answers."""
-    probability: list[float]
-    """Probability of this answer."""
-    aside: list[str | None]
-    """Why an example was set aside, if it was."""
-    fields: dict[str, list[str]]
-    """Other columns that the prompt names."""
 
 
 def export(config: ExportConfig) -> Path:
@@ -224,17 +204,18 @@ def _losses(path: Path) -> list[float]:
 
 
 def _write_examples(folder: Path, run: Run) -> None:
+    """Write the examples, a block after the other; `fields` are other columns that the prompt names."""
     for number, start in enumerate(range(0, len(run.table), BLOCK)):
         part = run.table.slice(start, BLOCK)
         fields = [name for name in part.column_names if name.startswith(FIELD)]
-        block = ExampleBlock(
-            text=part["text"].to_pylist(),
-            label=label_texts(part, run.manifest.task.labels),
-            prediction=part["prediction_text"].to_pylist(),
-            probability=rounded(part["probability"].fill_null(0).to_pylist()),
-            aside=part["set_aside"].to_pylist(),
-            fields={name.removeprefix(FIELD): part[name].to_pylist() for name in fields},
-        )
+        block = {
+            "text": part["text"].to_pylist(),
+            "label": label_texts(part, run.manifest.task.labels),
+            "prediction": part["prediction_text"].to_pylist(),
+            "probability": rounded(part["probability"].fill_null(0).to_pylist()),
+            "aside": part["set_aside"].to_pylist(),  # why, if it was
+            "fields": {name.removeprefix(FIELD): part[name].to_pylist() for name in fields},
+        }
         _write(folder, f"examples/{number}", block)
 
 
@@ -246,7 +227,7 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
     table = pages.component_table(rows, texts, decomposition, relations.stability(number), perturbations)
     _write(folder, f"{number}/components", table)
     shown = _shown(run, texts)
-    orders: dict[str, Iterator[Array]] = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
+    orders = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
     for j in progress(range(len(rows)), desc=f"Page of {name}", unit="component"):
         scores = {order: next(column) for order, column in orders.items()}
         rankings = pages.rank_examples(j, scores, decomposition, examples, analysis.top)

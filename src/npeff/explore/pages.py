@@ -14,7 +14,7 @@ from npeff.analyse.ranking import bands, top_examples
 from npeff.analyse.records import ComponentAnalysis
 from npeff.analyse.relatives import Relatives
 from npeff.analyse.tunings import Classes, Examples
-from npeff.decompose.base import Decomposition
+from npeff.decompose.base import Decomposition, Order
 from npeff.explore import evidence
 from npeff.explore.evidence import Measured, Perturbation, Perturbed
 from npeff.utils.text import cut, rounded
@@ -190,7 +190,7 @@ def component_table(
 
 
 def rank_examples(
-    number: int, scores: Mapping[str, Array], decomposition: Decomposition, examples: Examples, top: int
+    number: int, scores: Mapping[Order, Array], decomposition: Decomposition, examples: Examples, top: int
 ) -> list[Ranking]:
     """The examples of a component, under each way of ranking them.
 

@@ -112,18 +112,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request of any method that is known."""
-        path = self._path()
+        path, _, query = self.path.partition("#")[0].partition("?")
         if self.command != "POST" and ("Content-Length" in self.headers or "Transfer-Encoding" in self.headers):
             self.close_connection = True  # what comes next is a body that nobody asked for, not a request
         if not self._is_ours():
             return self._refuse(HTTPStatus.FORBIDDEN, "This request comes from elsewhere.")
         if self.api is not None and path.startswith(PREFIX):
-            return self._answer_api(self.api, path)
+            return self._answer_api(self.api, path, query)
         if self.command == "POST":
             return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "Files are only read.", Allow="GET, HEAD")
         if self.api is not None and path == "/served.js":
             return self._send(HTTPStatus.OK, _TYPES[".js"], _SERVED)
-        file = self._file()
+        file = self._file(unquote(path))
         if file is None:
             return self._refuse(HTTPStatus.NOT_FOUND, "There is no such file.")
         kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
@@ -131,13 +131,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET  # noqa: N815
 
-    def _answer_api(self, api: Api, path: str) -> None:
+    def _answer_api(self, api: Api, path: str, query: str) -> None:
         allowed = ", ".join(methods(path))
         if not allowed:
             return self._refuse(HTTPStatus.NOT_FOUND, "There is no such request.")
         if self.command not in methods(path):
             return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}.", Allow=allowed)
-        query = self.path.partition("?")[2].partition("#")[0]
         if self.command != "POST":
             return self._send_json(*api.answer(path, query, None))
         # a form of another site's page can neither send JSON nor a header of its own
@@ -183,12 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
         site, target = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Sec-Fetch-Dest")
         return site in ("none", "same-origin") or target == "document"
 
-    def _path(self) -> str:
-        return self.path.partition("#")[0].partition("?")[0]
-
-    def _file(self) -> Path | None:
-        """The file that is asked for, if it is below the root."""
-        path = unquote(self._path())
+    def _file(self, path: str) -> Path | None:
+        """The file at a path, if it is below the root."""
         if "\0" in path or "\\" in path or not path.startswith("/"):
             return None
         try:

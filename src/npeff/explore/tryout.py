@@ -6,6 +6,7 @@ gradients belong to one pass.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,16 +136,11 @@ def _answers(prepared: Prepared, collected: Mapping[str, torch.Tensor]) -> tuple
     """The most likely answers of any of the texts, and the probabilities of each text."""
     names = prepared.answers.names
     if names:
-        values = collected["probabilities"]
-        tokens = values.topk(min(ANSWERS, len(names)), dim=1).indices.tolist()
-        known = [dict(enumerate(row)) for row in values.tolist()]
+        known = [dict(enumerate(row)) for row in collected["probabilities"].tolist()]
     else:
-        tokens, values = collected["top_tokens"].tolist(), collected["top_probabilities"]
-        known = [dict(zip(*row, strict=True)) for row in zip(tokens, values.tolist(), strict=True)]
-    largest: dict[int, float] = {}
-    for row, probabilities in zip(tokens, known, strict=True):
-        for answer in row[:ANSWERS]:
-            largest[answer] = max(largest.get(answer, 0.0), probabilities[answer])
-    listed = sorted(largest, key=lambda answer: (-largest[answer], answer))
+        pairs = zip(collected["top_tokens"].tolist(), collected["top_probabilities"].tolist(), strict=True)
+        known = [dict(zip(tokens, values, strict=True)) for tokens, values in pairs]
+    chosen = {answer for row in known for answer in heapq.nlargest(ANSWERS, row, key=row.__getitem__)}
+    listed = sorted(chosen, key=lambda answer: (-max(row.get(answer, 0.0) for row in known), answer))
     texts = [names[answer] if names else prepared.model.tokenizer.decode([answer]) for answer in listed]
     return texts, [[float(f"{row[answer]:.5g}") if answer in row else None for answer in listed] for row in known]
