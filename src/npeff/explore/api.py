@@ -136,11 +136,7 @@ class Api:
         act = _GET[path] if body is None else _POST[path]
         kind = typing.get_type_hints(act)["asked"]
         try:
-            asked = _from_query(kind, query) if body is None else _from_body(kind, body)
-        except ValueError as error:
-            return HTTPStatus.BAD_REQUEST, Problem(str(error))
-        try:
-            answer = act(self, asked)
+            answer = act(self, _from_query(kind, query) if body is None else _from_body(kind, body))
         except ApiError as error:
             status, message = error.args
             return status, Problem(message)
@@ -220,13 +216,13 @@ def _from_body(kind: type[Record], body: bytes) -> Record:
         The record, within its limits.
 
     Raises:
-        ValueError: The body holds no such record; the message is a sentence for who sent it.
+        ApiError: The body holds no such record.
     """
     try:
         values = json.loads(body.decode("utf-8"), parse_float=_number)
         json.dumps(values, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
-        raise ValueError("The request is not valid JSON in UTF-8.") from error
+        raise ApiError(HTTPStatus.BAD_REQUEST, "The request is not valid JSON in UTF-8.") from error
     return _checked(kind, values)
 
 
@@ -241,12 +237,12 @@ def _checked(kind: type[Record], values: dict[str, Any]) -> Record:
         The record, within its limits.
 
     Raises:
-        ValueError: A field is missing, unknown, of the wrong type or out of its limits.
+        ApiError: A field is missing, unknown, of the wrong type or out of its limits.
     """
     try:
         record = from_dict(kind, values)
     except (UserError, RecursionError) as error:
-        raise ValueError(shorten(str(error), 300)) from error
+        raise ApiError(HTTPStatus.BAD_REQUEST, shorten(str(error), 300)) from error
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         _check_limits(hint, getattr(record, name), name)
     return record
@@ -257,7 +253,8 @@ def _check_limits(hint: Any, value: Any, name: str) -> None:
         least, most = hint.__metadata__[0].values()
         size, what = (value, "") if isinstance(value, int) else (len(value), "the length of ")
         if not least <= size <= most:
-            raise ValueError(f"{what}{name} should be from {least} to {most}, not {size}.".capitalize())
+            message = f"{what}{name} should be from {least} to {most}, not {size}.".capitalize()
+            raise ApiError(HTTPStatus.BAD_REQUEST, message)
         hint = hint.__origin__
     for item in value if isinstance(value, list) else ():
         _check_limits(typing.get_args(hint)[0], item, name)
@@ -273,11 +270,11 @@ def _from_query(kind: type, query: str) -> Any:
     try:
         given = parse_qs(query, keep_blank_values=True, max_num_fields=16, errors="strict")
     except ValueError as error:  # bytes that are not UTF-8 are one too
-        raise ValueError("The query cannot be read.") from error
+        raise ApiError(HTTPStatus.BAD_REQUEST, "The query cannot be read.") from error
     values: dict[str, Any] = {}
     for name in (each.name for each in dataclasses.fields(kind)):
         if len(given.get(name, [])) != 1:
-            raise ValueError(f"Give {name} once.")
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"Give {name} once.")
         values[name] = given[name][0]
     if re.fullmatch("[0-9]{1,9}", values.get("component", ""), re.ASCII):
         values["component"] = int(values["component"])

@@ -140,11 +140,8 @@ def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> li
     Returns:
         The largest KL ratio of each component, [C]; None if there is no perturbation.
     """
-    ratios: list[float | None] = [None] * components
-    for _, records in perturbations:
-        for component, record in records.items():
-            ratios[component] = max(record.best.ratio, ratios[component] or 0)
-    return ratios if perturbations else None
+    ratios = [[records[j].best.ratio for _, records in perturbations if j in records] for j in range(components)]
+    return [max(each, default=None) for each in ratios] if perturbations else None
 
 
 def of_component(perturbations: Sequence[Perturbation], component: int) -> list[Measured]:

@@ -24,8 +24,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-
 from npeff.analyse.ranking import columns
 from npeff.analyse.records import Analysis
 from npeff.analyse.relatives import RelatedPair, Relations, brief
@@ -35,7 +33,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore import evidence, pages
 from npeff.explore.config import ExportConfig
 from npeff.explore.themes import Themes
-from npeff.store.examples import label_texts
+from npeff.store.examples import accuracy, label_texts
 from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
@@ -183,7 +181,7 @@ def _facts(run: Run) -> list[tuple[str, str | int]]:
     """What the overview says about the run."""
     manifest, table = run.manifest, run.table
     task = manifest.task
-    right = pc.mean(pc.equal(table["label"], table["prediction"])).as_py() if task.labels else None  # of known labels
+    right = accuracy(table, task.labels)
     return [
         ("model", manifest.model),
         ("task", task.name),
