@@ -1,7 +1,7 @@
 """What the page asks of its server: themes and notes, and texts to try. JSON in, JSON out.
 
 Requests and answers are records. What a request does is a method of `Api`: the OpenAPI document is made from the
-methods' types and docstrings.
+methods' types and the first lines of their docstrings.
 """
 
 from __future__ import annotations
@@ -165,7 +165,17 @@ class Api:
         return self._journal(asked, unchanged=True).add(asked.component, asked.theme, asked.note, asked.who)
 
     def try_texts(self, asked: Try) -> Tried | ModelState:
-        """Coefficients and answers of texts. The first call only begins to load the model."""
+        """Coefficients and answers of texts. The first call only begins to load the model.
+
+        Args:
+            asked: The texts.
+
+        Returns:
+            What the model and the components make of them; how far the model is loaded, as long as it is not.
+
+        Raises:
+            ApiError: Other columns of the prompt are missing, or the model cannot take these texts.
+        """
         journal = self._journal(asked, unchanged=True)
         wanted = set(self._tryout.fields)
         if wanted and [set(given) for given in asked.fields] != [wanted] * len(asked.texts):
@@ -338,7 +348,7 @@ def _describe(act: Act, posted: bool) -> Schema:
     answers = {code: _content(texts[code], kind) for code, kind in zip(texts, kinds, strict=False)}
     problems = (*_PROBLEMS, *_PROBLEMS_OF_POST) if posted else _PROBLEMS
     answers |= {str(code): _content(HTTPStatus(code).phrase, Problem) for code in problems}
-    described = {"summary": inspect.getdoc(act), "responses": answers}
+    described = {"summary": (inspect.getdoc(act) or "").partition("\n")[0], "responses": answers}
     if posted:
         return {"post": {**described, "requestBody": {**_content("the request", asked), "required": True}}}
     parts = schema(asked)["properties"]
