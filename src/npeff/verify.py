@@ -1,19 +1,27 @@
-"""`npeff verify`: is a run still what was collected? What is not is collected again."""
+"""`npeff verify`: is a run still what was collected, and are its results as they were written?
+
+What is not as it was collected is collected again; of results, people are told which command makes them again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from npeff.collect.run import collect_shards, final_table
 from npeff.collect.session import load_prompts, prepare_run, tokenize
 from npeff.config import VerifyConfig
-from npeff.explore.damage import damaged_results
+from npeff.decompose.run import open_decomposition
+from npeff.explore.themes import Themes
+from npeff.perturb.report import Made, read_components, read_results
 from npeff.store.examples import inputs_hash, inputs_of
+from npeff.store.layout import ANALYSIS, DECOMPOSITIONS, PERTURBATIONS
 from npeff.store.run import Run
 from npeff.store.shards import Shard
 from npeff.tasks.data import Dataset
+from npeff.utils.configs import read_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import only_one
+from npeff.utils.files import only_one, read_object
 from npeff.utils.progress import progress
 
 
@@ -72,3 +80,52 @@ def _repair(run: Run, shards: list[Shard], table_is_whole: bool) -> None:
     prompts = tokenize(prepared, Dataset(inputs, run.manifest.task.prefix))
     collect_shards(run, prepared, prompts, shards)
     run.finish(final_table(run, prepared, inputs))
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def damaged_results(run: Run) -> Iterator[str]:
+    """A message for everything that is not as it was written. Each says which command makes it again."""
+    for folder in _folders(run.path / DECOMPOSITIONS):
+        yield from _decomposition(run, folder)
+    for folder in _folders(run.path / PERTURBATIONS):
+        yield from _perturbation(folder)
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(path for path in parent.glob("[!.]*") if path.is_dir())
+
+
+def _decomposition(run: Run, folder: Path) -> Iterator[str]:
+    if not (folder / "config.json").is_file():
+        yield f"{folder} has no config.json: it was not finished, or is damaged. Run `npeff decompose` again."
+        return
+    try:
+        open_decomposition(run, folder.name)
+        Themes(run, folder.name).current()
+        analysis = folder / ANALYSIS / "analysis.json"
+        if analysis.is_file():
+            read_object(analysis)
+    except UserError as error:
+        yield str(error)
+
+
+def _perturbation(folder: Path) -> Iterator[str]:
+    for name in ("config.json", "results.json"):
+        if not (folder / name).is_file():
+            yield f"{folder} has no {name}: it was not finished, or is damaged. Run `npeff perturb` again."
+            return
+    config = folder / "config.json"
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: read_results(folder),  # and config.json
+        lambda: read_object(folder / "notes.json"),
+        lambda: read_components(folder, read_record(Made, config).key),
+    )
+    messages = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            messages.append(str(error))
+    yield from dict.fromkeys(messages)  # a damaged config.json spoils all of them

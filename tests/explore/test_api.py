@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npeff.decompose.run import open_decomposition
-from npeff.explore.openapi import OPENAPI
+from npeff.explore.api import OPENAPI
 from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from tests import tiny

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npeff.explore.openapi import OPENAPI
+from npeff.explore.api import OPENAPI
 from npeff.store.run import Run
 from tests.explore.serving import send, serving
 from tests.faults import cases

@@ -19,11 +19,11 @@ from npeff.analyse.run import read_examples
 from npeff.decompose.als import AlsState
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.run import open_decomposition
-from npeff.explore.damage import damaged_results
 from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.files import SEAL, parse_json, read_object, sha256, write_json
+from npeff.verify import damaged_results
 from tests.faults import cases
 from tests.faults.fuzzing import changed, mutated, odd_value, only_user_errors, places, run_command, seeded
 from tests.synthetic import add_decomposition, make_run

@@ -1,33 +1,118 @@
-"""What the page asks of its server: themes and notes, and texts to try. JSON in, JSON out."""
+"""What the page asks of its server: themes and notes, and texts to try. JSON in, JSON out.
+
+Requests and answers are records. What a request does is a method of `Api`: the OpenAPI document is made from the
+methods' types and the first lines of their docstrings.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import json
 import re
 import sys
+import types
+import typing
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
-from npeff.explore import openapi
-from npeff.explore.openapi import OPERATIONS, NewTheme, OfComponent, OfDecomposition, Problem, State, Try
-from npeff.explore.themes import Theme, Themes, system_user
+from npeff.explore.themes import LONGEST, Theme, Themes, system_user
 from npeff.explore.tryout import ModelState, Tried, Tryout
 from npeff.store.run import Run
+from npeff.utils.configs import from_dict
 from npeff.utils.errors import UserError
+from npeff.utils.text import shorten
+from npeff.utils.version import __version__
 
 PREFIX = "/api/"
-Answer = tuple[HTTPStatus, Any]
-"""Status, and a record or a list of records."""
+Record = TypeVar("Record")
+Schema = dict[str, Any]
+"""A JSON schema, which is arbitrary JSON."""
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+Name = Annotated[str, {"minLength": 1, "maxLength": 255}]
+Component = Annotated[int, {"minimum": 0, "maximum": 999_999_999}]
+Text = Annotated[str, {"minLength": 1, "maxLength": 20_000}]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A question without details."""
+
+
+@dataclass(frozen=True)
+class OfDecomposition:
+    """A question about a decomposition."""
+
+    decomposition: Name
+    """Its name."""
+
+
+@dataclass(frozen=True)
+class OfComponent(OfDecomposition):
+    """A question about a component."""
+
+    component: Component
+    """Its number."""
+
+
+@dataclass(frozen=True)
+class NewTheme(OfComponent):
+    """A theme to write down; an empty theme and note remove what is there."""
+
+    theme: Annotated[str, {"minLength": 0, "maxLength": LONGEST["theme"]}]
+    """What the component's examples have in common."""
+    note: Annotated[str, {"minLength": 0, "maxLength": LONGEST["note"]}] = ""
+    """Anything else."""
+    who: Annotated[str, {"minLength": 0, "maxLength": LONGEST["who"]}] = ""
+    """Who says so; the user of the server's system if empty."""
+
+
+@dataclass(frozen=True)
+class Try(OfDecomposition):
+    """Texts to be explained."""
+
+    texts: Annotated[list[Text], {"minItems": 1, "maxItems": 8}]
+    """The texts."""
+    fields: Annotated[list[dict[str, str]], {"minItems": 0, "maxItems": 8}] = field(default_factory=list)
+    """For each text the other columns that the run's prompt names, if it names any."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the page needs to know about a decomposition at any time."""
+
+    decomposition: str
+    """Its name."""
+    themes: list[Theme]
+    """Themes of its components, as they are now."""
+    user: str
+    """Who gives a theme if no name is given."""
+    model: ModelState
+    """Whether texts can be tried."""
+    fields: list[str]
+    """Other columns that the run's prompt names."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a request was not answered."""
+
+    error: str
+    """One or two sentences."""
+
+
+# --- answering -----------------------------------------------------------------------------------------------------
 
 
 class ApiError(Exception):
-    """A request that cannot be answered, and the status that says so."""
-
-    def __init__(self, status: HTTPStatus, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    """A request that cannot be answered: the status that says so, and a sentence."""
 
 
 class Api:
@@ -36,21 +121,8 @@ class Api:
     def __init__(self, run: Run, names: list[str], device: str | None = None) -> None:
         self._journals = {name: Themes(run, name) for name in names}
         self._tryout = Tryout(run, device)
-        self._acts: dict[str, Callable[[Any], Any]] = {
-            "/api/state": self._state,
-            "/api/history": self._history,
-            "/api/theme": self._give_theme,
-            "/api/try": self._try,
-            "/api/openapi.json": self._description,
-        }
 
-    def methods(self, path: str) -> list[str]:
-        """Methods that a path takes; none if there is no such path."""
-        if path not in self._acts:
-            return []
-        return ["POST"] if OPERATIONS[path].method == "post" else ["GET", "HEAD"]
-
-    def answer(self, path: str, query: str, body: bytes | None) -> Answer:
+    def answer(self, path: str, query: str, body: bytes | None) -> tuple[HTTPStatus, Any]:
         """Answer a request to `path`, never with a traceback.
 
         Args:
@@ -59,17 +131,15 @@ class Api:
             body: What was posted; None for a GET.
 
         Returns:
-            Status and record.
+            Status, and a record or a list of records.
         """
-        kind = OPERATIONS[path].request
+        act = _GET[path] if body is None else _POST[path]
+        kind = typing.get_type_hints(act)["asked"]
         try:
-            asked = kind and (_from_query(kind, query) if body is None else openapi.parse(kind, body))
-        except ValueError as error:
-            return HTTPStatus.BAD_REQUEST, Problem(str(error))
-        try:
-            answer = self._acts[path](asked)
+            answer = act(self, _from_query(kind, query) if body is None else _from_body(kind, body))
         except ApiError as error:
-            return error.status, Problem(str(error))
+            status, message = error.args
+            return status, Problem(message)
         except UserError as error:  # the journal is damaged, the disk is full, ...
             return HTTPStatus.INTERNAL_SERVER_ERROR, Problem(str(error))
         except Exception as error:
@@ -77,27 +147,41 @@ class Api:
             return HTTPStatus.INTERNAL_SERVER_ERROR, Problem(f"Something went wrong here: {type(error).__name__}.")
         return HTTPStatus.ACCEPTED if isinstance(answer, ModelState) else HTTPStatus.OK, answer
 
-    def _description(self, _: None) -> openapi.Schema:
-        return openapi.OPENAPI
+    def description(self, asked: Nothing) -> Schema:
+        """This description."""
+        return OPENAPI
 
-    def _state(self, asked: OfDecomposition) -> State:
-        journal = self._journal(asked)
-        themes = list(journal.current().values())
-        return State(journal.name, themes, system_user(), self._tryout.status(), self._tryout.fields)
+    def state(self, asked: OfDecomposition) -> State:
+        """Themes and notes of a decomposition, and whether the model is loaded."""
+        journal, tryout = self._journal(asked), self._tryout
+        return State(journal.name, list(journal.current().values()), system_user(), tryout.status, tryout.fields)
 
-    def _history(self, asked: OfComponent) -> list[Theme]:
+    def history(self, asked: OfComponent) -> list[Theme]:
+        """Everything that was said about a component, the oldest first."""
         return self._journal(asked).history(asked.component)
 
-    def _give_theme(self, asked: NewTheme) -> Theme:
+    def give_theme(self, asked: NewTheme) -> Theme:
+        """Give a component a theme; an empty theme and note remove what is there."""
         return self._journal(asked, unchanged=True).add(asked.component, asked.theme, asked.note, asked.who)
 
-    def _try(self, asked: Try) -> Tried | ModelState:
+    def try_texts(self, asked: Try) -> Tried | ModelState:
+        """Coefficients and answers of texts. The first call only begins to load the model.
+
+        Args:
+            asked: The texts.
+
+        Returns:
+            What the model and the components make of them; how far the model is loaded, as long as it is not.
+
+        Raises:
+            ApiError: Other columns of the prompt are missing, or the model cannot take these texts.
+        """
         journal = self._journal(asked, unchanged=True)
         wanted = set(self._tryout.fields)
         if wanted and [set(given) for given in asked.fields] != [wanted] * len(asked.texts):
             raise ApiError(HTTPStatus.BAD_REQUEST, f"fields should give {', '.join(sorted(wanted))} for each text.")
         if not self._tryout.is_ready():
-            return self._tryout.status()
+            return self._tryout.status
         try:
             return self._tryout.explain(journal.name, asked.texts, asked.fields)
         except UserError as error:  # a text too long for the model, most likely
@@ -118,17 +202,166 @@ class Api:
         return journal
 
 
+Act = Callable[[Api, Any], Any]
+_GET: dict[str, Act] = {"/api/state": Api.state, "/api/history": Api.history, "/api/openapi.json": Api.description}
+_POST: dict[str, Act] = {"/api/theme": Api.give_theme, "/api/try": Api.try_texts}
+
+
+def methods(path: str) -> list[str]:
+    """Methods that a path takes; none if there is no such path."""
+    return ["POST"] if path in _POST else ["GET", "HEAD"] if path in _GET else []
+
+
+# --- reading a request --------------------------------------------------------------------------------------------
+
+
+def _from_body(kind: type[Record], body: bytes) -> Record:
+    """The record in the body of a request.
+
+    Args:
+        kind: Class of the record.
+        body: A JSON object in UTF-8.
+
+    Returns:
+        The record, within its limits.
+
+    Raises:
+        ApiError: The body holds no such record.
+    """
+    try:
+        values = json.loads(body.decode("utf-8"), parse_float=_number)
+        json.dumps(values, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, "The request is not valid JSON in UTF-8.") from error
+    return _checked(kind, values)
+
+
+def _checked(kind: type[Record], values: dict[str, Any]) -> Record:
+    """A record from JSON values.
+
+    Args:
+        kind: Class of the record.
+        values: Its fields.
+
+    Returns:
+        The record, within its limits.
+
+    Raises:
+        ApiError: A field is missing, unknown, of the wrong type or out of its limits.
+    """
+    try:
+        record = from_dict(kind, values)
+    except (UserError, RecursionError) as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, shorten(str(error), 300)) from error
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        _check_limits(hint, getattr(record, name), name)
+    return record
+
+
+def _check_limits(hint: Any, value: Any, name: str) -> None:
+    if typing.get_origin(hint) is Annotated:
+        least, most = hint.__metadata__[0].values()
+        size, what = (value, "") if isinstance(value, int) else (len(value), "the length of ")
+        if not least <= size <= most:
+            message = f"{what}{name} should be from {least} to {most}, not {size}.".capitalize()
+            raise ApiError(HTTPStatus.BAD_REQUEST, message)
+        hint = hint.__origin__
+    for item in value if isinstance(value, list) else ():
+        _check_limits(typing.get_args(hint)[0], item, name)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value  # JSON has one kind of number: 3.0 is a component, too
+
+
 def _from_query(kind: type, query: str) -> Any:
     """A record from query parameters; each is to be given once, and others are left alone."""
     try:
         given = parse_qs(query, keep_blank_values=True, max_num_fields=16, errors="strict")
     except ValueError as error:  # bytes that are not UTF-8 are one too
-        raise ValueError("The query cannot be read.") from error
+        raise ApiError(HTTPStatus.BAD_REQUEST, "The query cannot be read.") from error
     values: dict[str, Any] = {}
-    for name in (field.name for field in dataclasses.fields(kind)):
+    for name in (each.name for each in dataclasses.fields(kind)):
         if len(given.get(name, [])) != 1:
-            raise ValueError(f"Give {name} once.")
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"Give {name} once.")
         values[name] = given[name][0]
     if re.fullmatch("[0-9]{1,9}", values.get("component", ""), re.ASCII):
         values["component"] = int(values["component"])
-    return openapi.checked(kind, values)
+    return _checked(kind, values)
+
+
+# --- the document -------------------------------------------------------------------------------------------------
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+def schema(hint: Any) -> Schema:
+    """The JSON schema of a type.
+
+    Args:
+        hint: A record's class, or what a field of one may be.
+
+    Returns:
+        The schema; `Annotated` types carry their limits in the words of JSON schema.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return {}
+    if origin is Annotated:
+        return {**schema(arguments[0]), **arguments[1]}
+    if origin in (typing.Union, types.UnionType):
+        parts = [schema(part) for part in arguments]
+        return {**parts[0], "type": [part["type"] for part in parts]}
+    if origin is Literal:
+        return {"type": "string", "enum": list(arguments)}
+    if origin is list:
+        return {"type": "array", "items": schema(arguments[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema(arguments[1])}
+    if not dataclasses.is_dataclass(hint):
+        return {"type": _PLAIN[hint]}
+    hints, fields = typing.get_type_hints(hint, include_extras=True), dataclasses.fields(hint)
+    missing = (dataclasses.MISSING, dataclasses.MISSING)
+    return {
+        "type": "object",
+        "properties": {each.name: schema(hints[each.name]) for each in fields},
+        "required": [each.name for each in fields if (each.default, each.default_factory) == missing],
+        "additionalProperties": False,
+    }
+
+
+def _content(text: str, hint: Any) -> Schema:
+    return {"description": text, "content": {"application/json": {"schema": schema(hint)}}}
+
+
+_PROBLEMS = (400, 403, 404, 500)
+_PROBLEMS_OF_POST = (409, 411, 413, 415)
+
+
+def _describe(act: Act, posted: bool) -> Schema:
+    """What a request and its answers may be."""
+    hints = typing.get_type_hints(act)
+    asked, answer = hints["asked"], hints["return"]
+    kinds = typing.get_args(answer) if isinstance(answer, types.UnionType) else (answer,)
+    texts = {"200": "the answer", "202": "the model is being loaded"}
+    answers = {code: _content(texts[code], kind) for code, kind in zip(texts, kinds, strict=False)}
+    problems = (*_PROBLEMS, *_PROBLEMS_OF_POST) if posted else _PROBLEMS
+    answers |= {str(code): _content(HTTPStatus(code).phrase, Problem) for code in problems}
+    described = {"summary": (inspect.getdoc(act) or "").partition("\n")[0], "responses": answers}
+    if posted:
+        return {"post": {**described, "requestBody": {**_content("the request", asked), "required": True}}}
+    parts = schema(asked)["properties"]
+    queries = [{"name": name, "in": "query", "required": True, "schema": part} for name, part in parts.items()]
+    return {"get": {**described, "parameters": queries}}
+
+
+OPENAPI: Schema = {
+    "openapi": "3.1.0",
+    "info": {
+        "title": "npeff explore",
+        "version": __version__,
+        "description": "A POST needs a header X-Npeff of any value, or Sec-Fetch-Site: same-origin.",
+    },
+    "paths": {path: _describe(act, path in _POST) for path, act in (_GET | _POST).items()},
+}

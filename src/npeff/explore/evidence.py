@@ -70,14 +70,8 @@ class Measured:
     """Where the change lives."""
 
 
-@dataclass(frozen=True)
-class Perturbation:
-    """Results of one `npeff perturb`, as far as it has come."""
-
-    about: About
-    """What it did."""
-    records: dict[int, ComponentRecord]
-    """Component → what was measured."""
+Perturbation = tuple[About, dict[int, ComponentRecord]]
+"""Results of one `npeff perturb`, as far as it has come: what it did, and component → what was measured."""
 
 
 def digests(run: Run) -> dict[str, str]:
@@ -89,11 +83,12 @@ def digests(run: Run) -> dict[str, str]:
     Returns:
         Perturbation → digest of its files.
     """
-    found = {}
+    digest = {}
     for folder in _folders(run):
-        lines = "\n".join(f"{file.name} {sha256(file)}" for file in (folder / "config.json", *_record_files(folder)))
-        found[folder.name] = hashlib.sha256(lines.encode()).hexdigest()
-    return found
+        files = (folder / "config.json", *sorted((folder / "components").glob("*.json")))
+        lines = "\n".join(f"{file.name} {sha256(file)}" for file in files)
+        digest[folder.name] = hashlib.sha256(lines.encode()).hexdigest()
+    return digest
 
 
 def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> list[Perturbation]:
@@ -112,37 +107,27 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
     """
     perturbations = []
     for folder in _folders(run):
+        made = read_record(Made, folder / "config.json")
+        config = made.config
         try:
-            perturbations += _read(run, folder, name, decomposition)
+            fits = config["decomposition"] in (None, name) and made.key == identity(run, decomposition, config)
+            did = (config["direction"], config["way"], compared_at(config), config["top"], config["random"])
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"{folder} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
             ) from error
+        records = {record.component: record for record in read_components(folder, made.key)} if fits else {}
+        perturbations += [(About(folder.name, *did), records)] if records else []
     return perturbations
-
-
-def _read(run: Run, folder: Path, name: str, decomposition: Decomposition) -> list[Perturbation]:
-    """The perturbation in `folder`, if it is of this decomposition and has results."""
-    made = read_record(Made, folder / "config.json")
-    config = made.config
-    if config["decomposition"] not in (None, name) or made.key != identity(run, decomposition, config):
-        return []
-    records = {record.component: record for record in read_components(folder, made.key)}
-    about = About(folder.name, config["direction"], config["way"], compared_at(config), config["top"], config["random"])
-    return [Perturbation(about, records)] if records else []
 
 
 def _folders(run: Run) -> list[Path]:
     return sorted(path.parent for path in (run.path / PERTURBATIONS).glob("*/config.json"))
 
 
-def _record_files(folder: Path) -> list[Path]:
-    return sorted((folder / "components").glob("*.json"))
-
-
 def in_lines(perturbations: Sequence[Perturbation]) -> list[Perturbed]:
     """Every perturbation in a line."""
-    return [Perturbed(each.about, summarise(list(each.records.values()))) for each in perturbations]
+    return [Perturbed(about, summarise(list(records.values()))) for about, records in perturbations]
 
 
 def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> list[float | None] | None:
@@ -155,11 +140,8 @@ def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> li
     Returns:
         The largest KL ratio of each component, [C]; None if there is no perturbation.
     """
-    ratios: list[float | None] = [None] * components
-    for each in perturbations:
-        for component, record in each.records.items():
-            ratios[component] = max(record.best.ratio, ratios[component] or 0)
-    return ratios if perturbations else None
+    ratios = [[records[j].best.ratio for _, records in perturbations if j in records] for j in range(components)]
+    return [max(each, default=None) for each in ratios] if perturbations else None
 
 
 def of_component(perturbations: Sequence[Perturbation], component: int) -> list[Measured]:
@@ -172,8 +154,8 @@ def of_component(perturbations: Sequence[Perturbation], component: int) -> list[
     Returns:
         The results of each perturbation that has it.
     """
-    records = [(each.about, each.records[component]) for each in perturbations if component in each.records]
-    return [Measured(about, replace(record, where=[]), heat_map(record.where)) for about, record in records]
+    measured = [(about, records[component]) for about, records in perturbations if component in records]
+    return [Measured(about, replace(record, where=[]), heat_map(record.where)) for about, record in measured]
 
 
 def heat_map(where: Sequence[Place]) -> HeatMap:

@@ -19,12 +19,11 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from npeff.analyse import matrix
 from npeff.analyse.ranking import columns
 from npeff.analyse.records import Analysis
 from npeff.analyse.relations import RelatedPair, Relations, brief
@@ -34,16 +33,14 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore import evidence, pages
 from npeff.explore.config import ExportConfig
 from npeff.explore.themes import Themes
-from npeff.store.examples import label_texts
+from npeff.store.examples import accuracy, label_texts
 from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
-from npeff.utils.configs import to_dict, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_json, read_object, sha256, whole_directory, write_text
+from npeff.utils.files import read_json, read_object, sha256, whole_directory, write_json, write_text
 from npeff.utils.progress import progress
 from npeff.utils.text import cut, rounded, short
-from npeff.utils.types import Array
 from npeff.utils.version import __version__
 
 FORMAT = 3
@@ -91,46 +88,6 @@ class Site:
     """Decompositions of one method with more and more components."""
 
 
-@dataclass(frozen=True)
-class ExampleBlock:
-    """Examples that follow each other (data/examples/N.js)."""
-
-    text: list[str]
-    """Their texts."""
-    label: list[str | None]
-    """Their labels, where they are known."""
-    prediction: list[str]
-    """What the model answers."""
-    probability: list[float]
-    """Probability of this answer."""
-    aside: list[str | None]
-    """Why an example was set aside, if it was."""
-    fields: dict[str, list[str]]
-    """Other columns that the prompt names."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a page was made of; if that has changed, the page is made again (site.json)."""
-
-    npeff: str
-    """Version that made it."""
-    format: int
-    """Version of the layout of the data files."""
-    run: str
-    """Fingerprint of the run."""
-    examples: str
-    """SHA-256 of the table of examples."""
-    default: str
-    """The decomposition that the page opens on."""
-    analyses: dict[str, str]
-    """Decomposition → SHA-256 of its analysis."""
-    perturbations: dict[str, str]
-    """Perturbation → digest of its files."""
-    assets: dict[str, str]
-    """File of the page itself → SHA-256."""
-
-
 def export(config: ExportConfig) -> Path:
     """Write the page of `config.run` to `config.out`; returns the path of its index.html."""
     index = export_site(Run.open(config.run), Path(config.out), config.decomposition)
@@ -150,16 +107,14 @@ def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
         The path of its index.html.
 
     Raises:
-        UserError: The run has no decomposition, or `out` holds something else.
+        UserError: `out` holds something else.
     """
-    names = decomposition_names(run.path)
-    if not names:
-        raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
-    analyses = [read_analysis(run, name) for name in names]
+    default = choose_decomposition(run.path, decomposition)
+    analyses = [read_analysis(run, name) for name in decomposition_names(run.path)]
     analyses.sort(key=lambda analysis: METHODS.index(analysis.method))  # NPEFF is what people come for
     names = [analysis.name for analysis in analyses]
-    made = _made(run, names, choose_decomposition(run.path, decomposition))
-    if (out / MARKER).is_file() and read_json(out / MARKER) == to_dict(made):
+    made = _made(run, names, default)
+    if (out / MARKER).is_file() and read_json(out / MARKER) == made:
         _write_themes(out, run, names)
         print(f"The page in {out} is up to date.")
         return out / "index.html"
@@ -173,30 +128,27 @@ def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
         _write_examples(folder, run)
         for (a, b), relation in relations.pairs.items():
             _write(folder, f"pair/{a}-{b}", relation)
-        summaries = [
-            _write_decomposition(folder, number, run, analysis, relations) for number, analysis in enumerate(analyses)
-        ]
+        summaries = [_write_decomposition(folder, number, run, each, relations) for number, each in enumerate(analyses)]
         pairs = relations.lines([analysis.tuned_predictions for analysis in analyses])
-        default = names.index(made.default)
-        about = Site(_facts(run), len(texts), BLOCK, default, summaries, pairs, relations.chains)
-        _write(folder, "run", about)
+        at = names.index(default)
+        _write(folder, "run", Site(_facts(run), len(texts), BLOCK, at, summaries, pairs, relations.chains))
         _write_themes(folder, run, names)
-        write_record(folder / MARKER, made)
+        write_json(folder / MARKER, made)
     return out / "index.html"
 
 
-def _made(run: Run, names: list[str], default: str) -> Made:
-    """What the page is made of now."""
-    return Made(
-        npeff=__version__,
-        format=FORMAT,
-        run=run.fingerprint,
-        examples=run.manifest.examples_sha256,
-        default=default,
-        analyses={name: sha256(decomposition_folder(run.path, name) / ANALYSIS / "analysis.json") for name in names},
-        perturbations=evidence.digests(run),
-        assets={asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS},
-    )
+def _made(run: Run, names: list[str], default: str) -> dict[str, Any]:
+    """What the page is made of now (site.json); if that has changed, the page is made again."""
+    return {
+        "npeff": __version__,
+        "format": FORMAT,
+        "run": run.fingerprint,
+        "examples": run.manifest.examples_sha256,
+        "default": default,
+        "analyses": {name: sha256(decomposition_folder(run.path, name) / ANALYSIS / "analysis.json") for name in names},
+        "perturbations": evidence.digests(run),
+        "assets": {asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS},
+    }
 
 
 # --- data files ---------------------------------------------------------------------------------------------------
@@ -228,18 +180,14 @@ def _facts(run: Run) -> list[tuple[str, str | int]]:
     """What the overview says about the run."""
     manifest, table = run.manifest, run.table
     task = manifest.task
-    known = table["label"].is_valid().to_numpy(zero_copy_only=False)
-    accuracy: list[tuple[str, str | int]] = []
-    if known.any() and task.labels:
-        right = table["label"].to_numpy(zero_copy_only=False)[known] == table["prediction"].to_numpy()[known]
-        accuracy = [("accuracy", f"{right.mean():.1%}")]
+    right = accuracy(table, task.labels)
     return [
         ("model", manifest.model),
         ("task", task.name),
         ("prompt", task.prefix + task.prompt),
         ("answers", ", ".join(task.labels) or "every next token"),
         ("examples", len(table)),
-        *accuracy,
+        *([] if right is None else [("accuracy", f"{right:.1%}")]),
         ("parameters", manifest.parameters),
         ("rows", int(table["rank"].to_numpy().sum())),
         ("npeff", manifest.npeff),
@@ -248,24 +196,23 @@ def _facts(run: Run) -> list[tuple[str, str | int]]:
 
 def _losses(path: Path) -> list[float]:
     """The loss of each pass, if a history was written."""
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as handle:
-        return rounded([float(row["loss"]) for row in csv.DictReader(handle)])
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return rounded([float(row["loss"]) for row in csv.DictReader(lines)])
 
 
 def _write_examples(folder: Path, run: Run) -> None:
+    """Write the examples, a block after the other; `fields` are other columns that the prompt names."""
     for number, start in enumerate(range(0, len(run.table), BLOCK)):
         part = run.table.slice(start, BLOCK)
         fields = [name for name in part.column_names if name.startswith(FIELD)]
-        block = ExampleBlock(
-            text=part["text"].to_pylist(),
-            label=label_texts(part, run.manifest.task.labels),
-            prediction=part["prediction_text"].to_pylist(),
-            probability=rounded(part["probability"].fill_null(0).to_pylist()),
-            aside=part["set_aside"].to_pylist(),
-            fields={name.removeprefix(FIELD): part[name].to_pylist() for name in fields},
-        )
+        block = {
+            "text": part["text"].to_pylist(),
+            "label": label_texts(part, run.manifest.task.labels),
+            "prediction": part["prediction_text"].to_pylist(),
+            "probability": rounded(part["probability"].fill_null(0).to_pylist()),
+            "aside": part["set_aside"].to_pylist(),  # why, if it was
+            "fields": {name.removeprefix(FIELD): part[name].to_pylist() for name in fields},
+        }
         _write(folder, f"examples/{number}", block)
 
 
@@ -274,18 +221,10 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
     name, rows = analysis.name, analysis.component
     decomposition, examples, texts = open_decomposition(run, name), read_examples(run), run.table["text"].to_pylist()
     perturbations = evidence.read_perturbations(run, name, decomposition)
-    ratios = evidence.largest_ratios(perturbations, len(rows))
-    table = pages.component_table(
-        rows,
-        texts,
-        matrix.embed(decomposition.coefficients),
-        relations.stability(number),
-        ratios,
-        evidence.in_lines(perturbations),
-    )
+    table = pages.component_table(rows, texts, decomposition, relations.stability(number), perturbations)
     _write(folder, f"{number}/components", table)
     shown = _shown(run, texts)
-    orders: dict[str, Iterator[Array]] = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
+    orders = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
     for j in progress(range(len(rows)), desc=f"Page of {name}", unit="component"):
         scores = {order: next(column) for order, column in orders.items()}
         rankings = pages.rank_examples(j, scores, decomposition, examples, analysis.top)
@@ -308,7 +247,7 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
         seed=relations.members[number].seed,
         losses=_losses(where / "history.csv"),
         verdict=diagnostics.get("verdict"),
-        perturbed=sum(ratio is not None for ratio in ratios or ()),
+        perturbed=sum(ratio is not None for ratio in table.kl_ratio or ()),
     )
 
 

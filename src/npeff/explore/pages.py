@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from npeff.analyse import matrix
 from npeff.analyse.highlights import highlights
 from npeff.analyse.ranking import bands, top_examples
 from npeff.analyse.records import ComponentAnalysis
 from npeff.analyse.relations import Relatives
 from npeff.analyse.tunings import Classes, Examples
-from npeff.decompose.base import Decomposition
-from npeff.explore.evidence import Measured, Perturbed
+from npeff.decompose.base import Decomposition, Order
+from npeff.explore import evidence
+from npeff.explore.evidence import Measured, Perturbation, Perturbed
 from npeff.utils.text import cut, rounded
 from npeff.utils.types import Array
 
@@ -154,26 +156,24 @@ class ExampleParts:
 def component_table(
     rows: Sequence[ComponentAnalysis],
     texts: Sequence[str],
-    places: torch.Tensor,
+    decomposition: Decomposition,
     stability: list[float] | None,
-    ratios: list[float | None] | None,
-    perturbations: list[Perturbed],
+    perturbations: Sequence[Perturbation],
 ) -> ComponentTable:
     """The overview table of a decomposition.
 
     Args:
         rows: Its components in the analysis, [C].
         texts: Texts of all examples.
-        places: Where components are on the map, [C, 2].
+        decomposition: The decomposition.
         stability: Mean similarity with matches in other seeds, [C].
-        ratios: Largest KL ratios, [C].
-        perturbations: Every perturbation in a line.
+        perturbations: Its perturbations.
 
     Returns:
         The table.
     """
     firsts = [row.orderings[0] for row in rows]
-    x, y = (rounded(column) for column in places.T.tolist())
+    x, y = (rounded(column) for column in matrix.embed(decomposition.coefficients).T.tolist())
     return ComponentTable(
         components=[replace(row, orderings=[]) for row in rows],
         active=[max(ordering.active for ordering in row.orderings) for row in rows],
@@ -184,13 +184,13 @@ def component_table(
         y=y,
         highlights=[row.number for row in highlights(rows)],
         stability=stability,
-        kl_ratio=ratios,
-        perturbations=perturbations,
+        kl_ratio=evidence.largest_ratios(perturbations, len(rows)),
+        perturbations=evidence.in_lines(perturbations),
     )
 
 
 def rank_examples(
-    number: int, scores: Mapping[str, Array], decomposition: Decomposition, examples: Examples, top: int
+    number: int, scores: Mapping[Order, Array], decomposition: Decomposition, examples: Examples, top: int
 ) -> list[Ranking]:
     """The examples of a component, under each way of ranking them.
 
@@ -216,12 +216,8 @@ def rank_examples(
 def _list(place: int, examples: Array, number: int, decomposition: Decomposition) -> ExampleList:
     coefficients = decomposition.coefficients[examples]
     shares = decomposition.shares(coefficients, number)
-    return ExampleList(
-        place,
-        examples.tolist(),
-        rounded(coefficients[:, number].tolist()),
-        None if shares is None else rounded(shares.tolist()),
-    )
+    explained = None if shares is None else rounded(shares.tolist())
+    return ExampleList(place, examples.tolist(), rounded(coefficients[:, number].tolist()), explained)
 
 
 def histogram(coefficients: Array) -> Histogram:
@@ -278,13 +274,17 @@ def example_parts(decomposition: Decomposition, block: slice) -> ExampleParts:
     """
     coefficients = decomposition.coefficients[block]
     shares = decomposition.shares(coefficients)
-    weight = coefficients.abs() if shares is None else shares
-    best = weight.topk(min(LISTED, weight.shape[1]), dim=1).indices
-    listed = [row[coefficients[i, row] != 0] for i, row in enumerate(best)]
+    listed = strongest(coefficients, coefficients.abs() if shares is None else shares)
     return ExampleParts(
-        components=[row.tolist() for row in listed],
+        components=listed,
         coefficients=[rounded(coefficients[i, row].tolist()) for i, row in enumerate(listed)],
         shares=[None if shares is None else rounded(shares[i, row].tolist()) for i, row in enumerate(listed)],
         used=(coefficients != 0).sum(dim=1).tolist(),
         residual=rounded(torch.nan_to_num(decomposition.residuals[block].float()).tolist()),
     )
+
+
+def strongest(coefficients: torch.Tensor, weight: torch.Tensor) -> list[list[int]]:
+    """The `LISTED` components of each example that matter most, by weight, and are not zero; both are [n, C]."""
+    best = weight.topk(min(LISTED, weight.shape[1]), dim=1).indices
+    return [row[coefficients[i, row] != 0].tolist() for i, row in enumerate(best)]

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from npeff.explore.api import PREFIX, Api
+from npeff.explore.api import PREFIX, Api, Problem, methods
 from npeff.explore.config import ExploreConfig
 from npeff.explore.export import MARKER, export_site
-from npeff.explore.openapi import Problem
 from npeff.store.layout import choose_decomposition, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -30,11 +29,8 @@ LARGEST = 64 * 1024
 """Bytes that a request may have."""
 _SERVED = b"const SERVED = true;\n"
 """In place of the export's served.js: tells the page that somebody listens."""
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+"""Not left to the system, which may have been told otherwise."""
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -89,10 +85,9 @@ def make_server(site: Path, port: int = 0, api: Api | None = None) -> ThreadingH
 
     Handler.api = api
     try:
-        server = _Server((LOOPBACK, port), Handler)
+        return _Server((LOOPBACK, port), Handler)
     except OSError as error:
         raise UserError(f"Cannot listen on port {port}: {error.strerror}. Choose another --port.") from error
-    return server
 
 
 class _Server(ThreadingHTTPServer):
@@ -117,18 +112,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request of any method that is known."""
-        path = self._path()
+        path, _, query = self.path.partition("#")[0].partition("?")
         if self.command != "POST" and ("Content-Length" in self.headers or "Transfer-Encoding" in self.headers):
             self.close_connection = True  # what comes next is a body that nobody asked for, not a request
         if not self._is_ours():
             return self._refuse(HTTPStatus.FORBIDDEN, "This request comes from elsewhere.")
         if self.api is not None and path.startswith(PREFIX):
-            return self._answer_api(self.api, path)
+            return self._answer_api(self.api, path, query)
         if self.command == "POST":
             return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "Files are only read.", Allow="GET, HEAD")
         if self.api is not None and path == "/served.js":
             return self._send(HTTPStatus.OK, _TYPES[".js"], _SERVED)
-        file = self._file()
+        file = self._file(unquote(path))
         if file is None:
             return self._refuse(HTTPStatus.NOT_FOUND, "There is no such file.")
         kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
@@ -136,14 +131,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET  # noqa: N815
 
-    def _answer_api(self, api: Api, path: str) -> None:
-        methods = api.methods(path)
-        if not methods:
+    def _answer_api(self, api: Api, path: str, query: str) -> None:
+        allowed = ", ".join(methods(path))
+        if not allowed:
             return self._refuse(HTTPStatus.NOT_FOUND, "There is no such request.")
-        if self.command not in methods:
-            allowed = ", ".join(methods)
+        if self.command not in methods(path):
             return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}.", Allow=allowed)
-        query = self.path.partition("?")[2].partition("#")[0]
         if self.command != "POST":
             return self._send_json(*api.answer(path, query, None))
         # a form of another site's page can neither send JSON nor a header of its own
@@ -164,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes, **headers: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8" if kind.startswith("text/") else kind)
         self.send_header("Content-Length", str(len(content)))
         for name, value in headers.items():
             self.send_header(name, value)
@@ -182,22 +175,15 @@ class _Handler(BaseHTTPRequestHandler):
         hosts = {f"{name}:{port}" for name in (LOOPBACK, "localhost")}
         given = [host.lower() for host in self.headers.get_all("Host", [])]
         origin = self.headers.get("Origin")
-        return (
-            len(given) == 1
-            and given[0] in hosts
-            and (origin is None or origin.lower() in {f"http://{host}" for host in hosts})
-            and (
-                self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
-                or self.headers.get("Sec-Fetch-Dest") == "document"
-            )
-        )
+        if len(given) != 1 or given[0] not in hosts:
+            return False
+        if origin is not None and origin.lower() not in {f"http://{host}" for host in hosts}:
+            return False
+        site, target = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Sec-Fetch-Dest")
+        return site in ("none", "same-origin") or target == "document"
 
-    def _path(self) -> str:
-        return self.path.partition("#")[0].partition("?")[0]
-
-    def _file(self) -> Path | None:
-        """The file that is asked for, if it is below the root."""
-        path = unquote(self._path())
+    def _file(self, path: str) -> Path | None:
+        """The file at a path, if it is below the root."""
         if "\0" in path or "\\" in path or not path.startswith("/"):
             return None
         try:

@@ -18,16 +18,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
+from npeff.decompose.records import SavedDecomposition
 from npeff.explore.config import ThemesConfig
-from npeff.store.layout import decomposition_folder, decomposition_names
+from npeff.store.layout import THEMES, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.configs import from_dict, read_record, to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.files import disk_errors, only_one, read_json, with_seal, without_seal, write_json, write_text
+from npeff.utils.files import disk_errors, only_one, with_seal, without_seal, write_json, write_text
 from npeff.utils.report import Column, Table
 from npeff.utils.text import is_text
 
-FOLDER = "annotations"
 PERSON = "person"
 LONGEST = {"theme": 200, "note": 10_000, "who": 100, "source": 200}
 """Characters that each text may have."""
@@ -60,7 +60,7 @@ class Themes:
 
     def __init__(self, run: Run, name: str) -> None:
         self.name = name
-        self.path = run.path / FOLDER / f"{name}.jsonl"
+        self.path = run.path / THEMES / f"{name}.jsonl"
         self._config = decomposition_folder(run.path, name) / "config.json"
         self._fingerprint, self.components = self._read_config()
 
@@ -105,14 +105,9 @@ class Themes:
                 raise UserError(f"The {what} is not valid text.")
             if len(text) > LONGEST[what]:
                 raise UserError(f"The {what} has {len(text)} characters; it may have {LONGEST[what]}.")
-        added = Theme(
-            component=component,
-            theme=" ".join(theme.split()),
-            note=note.strip(),
-            who=" ".join(texts["who"].split()) or system_user(),
-            when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            source=source,
-        )
+        who = " ".join(texts["who"].split()) or system_user()
+        when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        added = Theme(component, " ".join(theme.split()), note.strip(), who, when, source)
         line = json.dumps(with_seal({**to_dict(added), "decomposition": self._fingerprint})) + "\n"
         with only_one(self.path.parent, wait=_PATIENCE):
             if not self.is_current():
@@ -129,11 +124,8 @@ class Themes:
 
     def _read_config(self) -> tuple[str, int]:
         """SHA-256 of the decomposition's tensors, and the number of its components."""
-        config = read_json(self._config)
-        try:
-            return str(config["sha256"]), int(config["components"][0])
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            raise UserError(f"{self._config} does not describe a decomposition.") from error
+        saved = read_record(SavedDecomposition, self._config)
+        return saved.sha256, next(iter(saved.components), 0)
 
     def _read(self) -> list[Theme]:
         """Themes of this decomposition, the oldest first."""

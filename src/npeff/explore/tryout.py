@@ -6,6 +6,7 @@ gradients belong to one pass.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,12 @@ from npeff.analyse.probe import explain_texts
 from npeff.collect.session import Prepared, prepare_run
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
-from npeff.explore.pages import LISTED
+from npeff.explore.pages import strongest
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.utils.errors import UserError
 from npeff.utils.text import rounded
 
-State = Literal["not loaded", "loading", "ready", "failed"]
 ANSWERS = 8
 """Most likely answers of each text that are listed."""
 
@@ -32,7 +32,7 @@ ANSWERS = 8
 class ModelState:
     """Whether the model is there."""
 
-    state: State
+    state: Literal["not loaded", "loading", "ready", "failed"]
     """How far its loading has come."""
     message: str
     """Why it could not be loaded, if it failed."""
@@ -62,39 +62,31 @@ class Tryout:
     """A run's model, and what it makes of new texts."""
 
     def __init__(self, run: Run, device: str | None = None) -> None:
+        self.status = ModelState("not loaded", "")
+        """Whether the model is there."""
+        self.fields = [name.removeprefix(FIELD) for name in run.table.column_names if name.startswith(FIELD)]
+        """Other columns that the run's prompt names."""
         self._run, self._device = run, device
-        self._state: State = "not loaded"
-        self._message = ""
         self._prepared: Prepared | None = None
         self._open: tuple[str, Decomposition] | None = None
         self._loading, self._computing = threading.Lock(), threading.Lock()
 
-    @property
-    def fields(self) -> list[str]:
-        """Other columns that the run's prompt names."""
-        return [name.removeprefix(FIELD) for name in self._run.table.column_names if name.startswith(FIELD)]
-
-    def status(self) -> ModelState:
-        """Whether the model is there."""
-        return ModelState(self._state, self._message)
-
     def is_ready(self) -> bool:
         """Whether the model is there; if not, begin to load it, also after it has failed."""
         with self._loading:
-            if self._state in ("not loaded", "failed"):
-                self._state, self._message = "loading", ""
+            if self.status.state in ("not loaded", "failed"):
+                self.status = ModelState("loading", "")
                 threading.Thread(target=self._load, daemon=True).start()
-            return self._state == "ready"
+            return self.status.state == "ready"
 
     def _load(self) -> None:
         try:
             self._prepared = prepare_run(self._run, self._device)
+            self.status = ModelState("ready", "")
         except UserError as error:
-            self._state, self._message = "failed", str(error)
+            self.status = ModelState("failed", str(error))
         except Exception as error:  # a thread has nobody else to tell
-            self._state, self._message = "failed", f"The model could not be loaded: {type(error).__name__}: {error}"
-        else:
-            self._state = "ready"
+            self.status = ModelState("failed", f"The model could not be loaded: {type(error).__name__}: {error}")
 
     def explain(self, name: str, texts: Sequence[str], fields: Sequence[Mapping[str, str]] = ()) -> Tried:
         """What the model and the components of a decomposition make of texts, once the model is there.
@@ -119,7 +111,9 @@ class Tryout:
                 raise UserError("Out of memory. Try fewer or shorter texts.") from error
         answers, probabilities = _answers(self._prepared, explained.collected)
         coefficients, shares = explained.coefficients, explained.shares
-        listed = _strongest(coefficients, coefficients.abs() if shares is None else shares)
+        weight = coefficients.abs() if shares is None else shares
+        chosen = {j for row in strongest(coefficients, weight) for j in row}
+        listed = sorted(chosen, key=lambda j: (-float(weight[:, j].max()), j))
         return Tried(
             answers=answers,
             probabilities=probabilities,
@@ -138,27 +132,15 @@ class Tryout:
         return self._open[1]
 
 
-def _strongest(coefficients: torch.Tensor, weight: torch.Tensor) -> list[int]:
-    """The components that matter to any of the texts, by their largest weight; both are [n, C]."""
-    top = weight.topk(min(LISTED, weight.shape[1]), dim=1).indices
-    chosen = {j for i, best in enumerate(top.tolist()) for j in best if coefficients[i, j] != 0}
-    return sorted(chosen, key=lambda j: (-float(weight[:, j].max()), j))
-
-
 def _answers(prepared: Prepared, collected: Mapping[str, torch.Tensor]) -> tuple[list[str], list[list[float | None]]]:
     """The most likely answers of any of the texts, and the probabilities of each text."""
     names = prepared.answers.names
     if names:
-        values = collected["probabilities"]
-        tokens = values.topk(min(ANSWERS, len(names)), dim=1).indices.tolist()
-        known = [dict(enumerate(row)) for row in values.tolist()]
+        known = [dict(enumerate(row)) for row in collected["probabilities"].tolist()]
     else:
-        tokens, values = collected["top_tokens"].tolist(), collected["top_probabilities"]
-        known = [dict(zip(*row, strict=True)) for row in zip(tokens, values.tolist(), strict=True)]
-    largest: dict[int, float] = {}
-    for row, probabilities in zip(tokens, known, strict=True):
-        for answer in row[:ANSWERS]:
-            largest[answer] = max(largest.get(answer, 0.0), probabilities[answer])
-    listed = sorted(largest, key=lambda answer: (-largest[answer], answer))
+        pairs = zip(collected["top_tokens"].tolist(), collected["top_probabilities"].tolist(), strict=True)
+        known = [dict(zip(tokens, values, strict=True)) for tokens, values in pairs]
+    chosen = {answer for row in known for answer in heapq.nlargest(ANSWERS, row, key=row.__getitem__)}
+    listed = sorted(chosen, key=lambda answer: (-max(row.get(answer, 0.0) for row in known), answer))
     texts = [names[answer] if names else prepared.model.tokenizer.decode([answer]) for answer in listed]
     return texts, [[float(f"{row[answer]:.5g}") if answer in row else None for answer in listed] for row in known]
