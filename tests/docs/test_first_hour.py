@@ -45,7 +45,7 @@ def test_the_recipes_of_the_readme_can_be_pasted(tmp_path: Path) -> None:
         env={**environment, "PATH": SYSTEM_PATH},
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=3600,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     assert (tmp_path / "pages" / "reviews" / "index.html").is_file()
