@@ -12,6 +12,7 @@ from npeff.collect.config import CollectConfig, SketchConfig
 from npeff.collect.run import collect
 from npeff.collect.session import prepare_run
 from npeff.models.config import ModelConfig
+from npeff.paper.config import IclConfig
 from npeff.paper.icl_context import Predictor, draw, render
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
@@ -20,14 +21,15 @@ from tests import tiny
 
 
 def test_sets_do_not_meet_the_scored_examples() -> None:
-    sets, scored = draw(np.arange(100, 160), shots=6, sets=20, scored=40, seed=3)
+    config = IclConfig("run", shots=6, sets=20, scored=40, seed=3)
+    sets, scored = draw(np.arange(100, 160), config)
     assert len(sets) == 20
     assert all(len(set(chosen)) == 6 for chosen in sets)
     assert len(set(scored)) == 40
     assert not set(scored) & {example for chosen in sets for example in chosen}
-    assert draw(np.arange(100, 160), 6, 20, 40, 3) == (sets, scored)
+    assert draw(np.arange(100, 160), config) == (sets, scored)
     with pytest.raises(UserError, match="Only 60 usable examples have a label"):
-        draw(np.arange(60), 6, 20, 55, 3)
+        draw(np.arange(60), IclConfig("run", shots=6, sets=20, scored=55))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox", "opt"])

@@ -13,8 +13,7 @@ from npeff.collect.session import collect_texts
 from npeff.decompose.config import METHOD_TITLES
 from npeff.paper import costs, similarity
 from npeff.paper.config import IclConfig
-from npeff.paper.icl import icl
-from npeff.paper.icl_report import IclTable
+from npeff.paper.icl import IclTable, icl
 from npeff.paper.recipe import Step
 from npeff.paper.runs import TOP, Experiment
 from npeff.paper.values import Listing, Measured, Missing, Value
