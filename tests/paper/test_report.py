@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from npeff.paper import report
-from npeff.paper.recipe import parse_recipe
-from npeff.paper.values import Cell, Listing, Missing, Reproduction, Settings
+from npeff.paper.recipe import Listing, Missing, parse_recipe
+from npeff.paper.report import Cell, Reproduction, Settings
 from npeff.utils.configs import read_record
 
 RECIPE = parse_recipe(

@@ -14,7 +14,9 @@ from npeff.decompose.run import open_decomposition
 from npeff.paper import costs
 from npeff.paper import reproduce as command
 from npeff.paper.config import ReproduceConfig
-from npeff.paper.reproduce import reproduce
+from npeff.paper.recipe import load_recipe
+from npeff.paper.reproduce import collections, estimate, reproduce
+from npeff.paper.runs import Runs
 from npeff.store.layout import decomposition_names
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
@@ -160,3 +162,14 @@ def test_the_command_line() -> None:
     assert cli.parse("reproduce", []).table == "list"
     with pytest.raises(UserError, match="--list is gone: `npeff reproduce list`"):
         cli.parse("reproduce", ["--list"])
+
+
+def test_estimates() -> None:
+    recipe = load_recipe("expectation-projections")
+    whole, small = (Runs(ReproduceConfig(scale=scale)) for scale in (1, 0.01))
+    assert [setup.directions for setup in collections(recipe, whole)] == [
+        f"projection:{count}" for count in (1, 4, 16, 64)
+    ]
+    assert len(collections(load_recipe("seeds"), whole)) == 2, "seeds share a collection"
+    assert 0 < estimate(collections(recipe, small)) < estimate(collections(recipe, whole))
+    assert estimate(collections(load_recipe("human-evaluation"), whole)) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -54,7 +55,7 @@ class Options:
     """What single measurements take besides the settings; each kind uses some of them."""
 
     counts: tuple[int, ...] = ()
-    """stability, splits: numbers of components to compare."""
+    """splits: numbers of components to compare."""
     seeds: tuple[int, ...] = ()
     """stability, rank-similarity: seeds to compare."""
     ranks: tuple[int, ...] = ()
@@ -75,12 +76,6 @@ class Options:
     """perturbations: components to perturb."""
     random: int = 1000
     """perturbations: random examples to compare with."""
-    shots: int = 6
-    """icl: worked examples in a context."""
-    sets: int = 50
-    """icl: random contexts to try."""
-    scored: int = 1024
-    """icl: examples that each context is scored on."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +128,50 @@ class Recipe:
         return self.numbers[row][self.columns.index(column)]
 
 
+Changed = Mapping[str, tuple[Setting, Setting]]
+"""Settings that differ from those of the step: name → (the paper's, here)."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A measured number."""
+
+    of: Mapping[str, str | int]
+    """What it is a number of: `method`, `measure` and the like, which name its row and column."""
+    value: float | None
+    """The number; None if it is not defined here."""
+    changed: Changed = field(default_factory=dict)
+    """Settings that differ from those of the step."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that could not be measured."""
+
+    what: str
+    """What is missing."""
+    why: str
+    """The reason."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Texts to read, where the paper shows texts instead of numbers."""
+
+    title: str
+    """What the texts are."""
+    lines: tuple[str, ...]
+    """The texts."""
+
+
+Measured = Value | Missing | Listing
+
+
+def values(measured: Mapping[str, float | None], changed: Changed | None = None, **of: str) -> Iterator[Value]:
+    """Several measures of the same thing, from their names and numbers."""
+    return (Value({**of, "measure": measure}, value, changed or {}) for measure, value in measured.items())
+
+
 def recipe_names() -> list[str]:
     """Names of all recipes, main text first."""
     return [str(name) for name in _read("order")]
@@ -151,12 +190,9 @@ def load_recipe(name: str) -> Recipe:
         UserError: There is none.
     """
     names = recipe_names()
-    if name in names:
-        return _load(name)
-    labels = {recipe.label: recipe for recipe in map(_load, names)}
-    for label in (name, f"tab:{name}", f"fig:{name}"):
-        if label in labels:
-            return labels[label]
+    for recipe in map(_load, [name] if name in names else names):
+        if name in (recipe.name, recipe.label, recipe.label.partition(":")[2]):
+            return recipe
     raise UserError(f"There is no recipe {name!r}. `npeff reproduce list` shows all; they are {', '.join(names)}.")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from npeff.paper.recipe import Number, Recipe, Setting
-from npeff.paper.values import Cell, Reproduction
+from npeff.paper.recipe import Listing, Missing, Number, Recipe, Setting
 from npeff.utils.configs import write_record
 from npeff.utils.files import remove_partials
 from npeff.utils.report import BLUE, RED, Column, Table, new_figure, plain_axes, write_figure, write_report
@@ -13,6 +14,62 @@ from npeff.utils.text import shorten
 
 SETTINGS = ("task", "model", "examples", "components", "directions", "rank", "sketch", "dim", "solver", "seed")
 """Settings that are always shown; others are where they differ."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of the paper's table, measured again."""
+
+    row: str
+    """Row of the table."""
+    column: str
+    """Column of the table."""
+    paper: Number
+    """The paper's number, if it prints one."""
+    measured: Number
+    """The number here."""
+    settings: int
+    """Place of the number's settings in the list of settings."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that numbers were measured with."""
+
+    paper: dict[str, Setting]
+    """The paper's."""
+    here: dict[str, Setting]
+    """Those here."""
+
+
+@dataclass
+class Reproduction:
+    """A table or figure of the paper, measured again: OUT/RECIPE/scale-SCALE/table.json."""
+
+    recipe: str
+    """Name of the recipe."""
+    label: str
+    """Label in the source of the paper."""
+    title: str
+    """Title of the table or figure."""
+    npeff: str
+    """Version of npeff."""
+    options: dict[str, Any]
+    """Options of the command."""
+    cells: list[Cell] = field(default_factory=list)
+    """All numbers."""
+    settings: list[Settings] = field(default_factory=list)
+    """The different settings that numbers were measured with."""
+    missing: list[Missing] = field(default_factory=list)
+    """What was not measured."""
+    listings: list[Listing] = field(default_factory=list)
+    """Texts to read."""
+
+    def settings_number(self, settings: Settings) -> int:
+        """Place of `settings` in the list; added if they are new."""
+        if settings not in self.settings:
+            self.settings.append(settings)
+        return self.settings.index(settings)
 
 
 def write(directory: Path, recipe: Recipe, result: Reproduction) -> None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from npeff.collect.config import parse_directions
+from npeff.models.config import EMBEDDED
 from npeff.paper import report
 from npeff.paper.config import ReproduceConfig
 from npeff.paper.measures import KEEP_SOLVER, MEASURES
-from npeff.paper.recipe import Recipe, Setting, Setup, Step, load_recipe, recipe_names
-from npeff.paper.runs import Experiment, Runs
-from npeff.paper.scaling import RULES, Scale, collections, estimate
-from npeff.paper.values import Cell, Changed, Missing, Reproduction, Settings, Value
+from npeff.paper.recipe import Changed, Missing, Recipe, Setting, Setup, Step, Value, load_recipe, recipe_names
+from npeff.paper.report import Cell, Reproduction, Settings
+from npeff.paper.runs import RULES, Experiment, Runs
 from npeff.utils.configs import replace, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import write_text
 from npeff.utils.text import duration
 from npeff.utils.version import __version__
+
+# Rough numbers for estimates only.
+_TOKENS = {"sst2": 20, "yat": 110, "clinc150": 250, "triviaqa": 30}
+_ANSWERS = {"sst2": 2, "yat": 10}
+_MILLIONS = {EMBEDDED: 106, "HuggingFaceTB/SmolLM2-360M": 315, "HuggingFaceTB/SmolLM2-1.7B": 1610}
+_TWO_CORES = 100e9
+"""Useful floating-point operations a second of two CPU cores: 80 to 120 were measured for the four tasks."""
 
 
 def reproduce(config: ReproduceConfig) -> Path | None:
@@ -29,11 +37,11 @@ def reproduce(config: ReproduceConfig) -> Path | None:
         The directory of the results; the page with links after `all`; None if there was nothing to measure.
 
     Raises:
-        UserError: The folder of the data does not exist.
+        UserError: The recipe has none of the tasks.
     """
-    scale = Scale(config.scale, config.model, config.sketch, config.solver, config.task_examples)
+    runs = Runs(config)
     if config.table == "list":
-        print(overview(scale))
+        print(overview(runs))
         return None
     if config.table == "all":
         return _reproduce_all(config)
@@ -45,11 +53,9 @@ def reproduce(config: ReproduceConfig) -> Path | None:
     if not recipe.steps:
         tasks = ", ".join(dict.fromkeys(setup.task for setup in recipe.setups.values()))
         raise UserError(f"Recipe {recipe.name} has none of these tasks; it has {tasks}.")
-    if config.data and not Path(config.data).is_dir():
-        raise UserError(f"--data {config.data} is not a folder.")
-    runs = Runs(Path(config.out), scale, Path(config.data) if config.data else None, config.device)
-    runs.check_data(recipe.setups[step.setup] for step in recipe.steps)
-    print(f"{recipe.title}\n{' '.join([f'scale {config.scale:g}', *config.examples])}; {needs(recipe, scale)}")
+    for step in recipe.steps:  # a missing file is told before the first hour of work, not after it
+        runs.data_file(recipe.setups[step.setup].task)
+    print(f"{recipe.title}\n{' '.join([f'scale {config.scale:g}', *config.examples])}; {needs(recipe, runs)}")
     options = {key: value for key, value in to_dict(config).items() if key not in ("table", "out", "device")}
     result = Reproduction(recipe.name, recipe.label, recipe.title, __version__, options)
     measure(recipe, runs, result)
@@ -126,28 +132,58 @@ def _words(values: Mapping[str, Setting]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def needs(recipe: Recipe, scale: Scale) -> str:
-    """What a recipe needs, and roughly what it costs.
+def collections(recipe: Recipe, runs: Runs) -> list[Setup]:
+    """The different collections that a recipe needs.
 
     Args:
         recipe: The recipe.
-        scale: The scale to run it at.
+        runs: The scale to run it at.
+
+    Returns:
+        One setup, at this scale, for each collection.
+    """
+    setups: dict[Path, Setup] = {}
+    for step in recipe.steps:
+        wanted = [setup for _, setup in step.variations(recipe.setups[step.setup])]
+        if step.options.against:
+            wanted.append(replace(wanted[0], directions=step.options.against))
+        setups |= {runs.folder(here): here for here in map(runs.setup, wanted)}
+    return list(setups.values())
+
+
+def estimate(setups: list[Setup]) -> float:
+    """Seconds that collections take on two CPU cores, very roughly."""
+    total = 0.0
+    for setup in setups:
+        kind, amount = parse_directions(setup.directions)
+        passes = _ANSWERS.get(setup.task, 2) - 1 if kind in ("exact", "auto") else max(1, int(amount)) + 1
+        parameters = 1e6 * _MILLIONS.get(setup.model, 300)
+        total += setup.examples * 2 * parameters * _TOKENS.get(setup.task, 50) * (1 + 1.6 * passes) / _TWO_CORES
+    return total
+
+
+def needs(recipe: Recipe, runs: Runs) -> str:
+    """What a recipe needs, and roughly what it costs; decompositions are not included.
+
+    Args:
+        recipe: The recipe.
+        runs: The scale to run it at.
 
     Returns:
         Tasks, models, examples and time, in words.
     """
     if recipe.people:
         return "people"
-    setups = collections(recipe, scale)
+    setups = collections(recipe, runs)
     tasks, models = (", ".join(dict.fromkeys(getattr(setup, name) for setup in setups)) for name in ("task", "model"))
     count = f"{len(setups)} collections" if len(setups) > 1 else "1 collection"
-    examples, time = sum(setup.examples for setup in setups), duration(estimate(recipe, scale))
+    examples, time = sum(setup.examples for setup in setups), duration(estimate(setups))
     return f"{tasks}; {models}; {count}, {examples:,} examples; collecting takes about {time} on two CPU cores"
 
 
-def overview(scale: Scale) -> str:
+def overview(runs: Runs) -> str:
     """All recipes, and the rules of scaling, in words."""
-    lines = [f"Recipes at scale {scale.scale:g} (recipes with the same --out share their collections):", ""]
+    lines = [f"Recipes at scale {runs.config.scale:g} (recipes with the same --out share their collections):", ""]
     for recipe in map(load_recipe, recipe_names()):
-        lines += [f"{recipe.name}  ({recipe.label})", f"    {recipe.title}", f"    needs {needs(recipe, scale)}"]
+        lines += [f"{recipe.name}  ({recipe.label})", f"    {recipe.title}", f"    needs {needs(recipe, runs)}"]
     return "\n".join([*lines, "", "What --scale does:", RULES])
