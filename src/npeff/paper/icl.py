@@ -98,11 +98,11 @@ def icl(config: IclConfig) -> Path:
     _check(run)
     decompositions = _decompositions(run, config.decomposition)
     labels = run.table["label"].fill_null(-1).to_numpy().astype(np.int64)
-    sets, scored = draw(np.flatnonzero(run.usable & (labels >= 0)), config)
+    key = draw(run, labels, config)
     directory = run.path / ICL / f"{config.shots}-{config.seed}"
     with only_one(directory):
         predictor = Predictor(prepare_run(run, config.device), config.batch_tokens)
-        context = search(directory / "search.json", predictor, run, labels, sets, scored)
+        context = search(directory / "search.json", key, predictor, run, labels)
         few_shot = predict_all(directory / "predictions.json", predictor, run, context.text)
         blocks = write(directory, _judge(run, decompositions, labels, few_shot, context, config))
     print(f"\n{as_markdown(blocks)}\nin {directory}")
@@ -138,11 +138,8 @@ def _judge(
     counted = run.usable.copy()
     counted[context.examples] = False  # these would meet their own answers in the context
 
-    def accuracy(predictions: Array) -> float:
-        return float((predictions == labels)[counted & (labels >= 0)].mean())
-
-    def similarity(first: Array, second: Array) -> float:
-        return float((first == second)[counted].mean())
+    def agreement(predictions: Array, other: Array) -> float:
+        return float((predictions == other)[counted & (other >= 0)].mean())
 
     methods = [decomposition.config.method for decomposition in opened.values()]
     rows = []
@@ -158,9 +155,9 @@ def _judge(
             tuned=weights.sum(axis=1).astype(int).tolist(),
             left_out=left_out,
             undecided=int(undecided[counted].sum()),
-            accuracy=accuracy(predictions),
-            similarity_0=similarity(predictions, zero_shot),
-            similarity_k=similarity(predictions, few_shot),
+            accuracy=agreement(predictions, labels),
+            similarity_0=agreement(predictions, zero_shot),
+            similarity_k=agreement(predictions, few_shot),
         )
         rows.append(row)
     return IclTable(
@@ -171,9 +168,9 @@ def _judge(
         options={name: value for name, value in to_dict(config).items() if name not in ("run", "device")},
         context=context,
         examples=int(counted.sum()),
-        accuracy_0=accuracy(zero_shot),
-        accuracy_k=accuracy(few_shot),
-        similarity_0_k=similarity(zero_shot, few_shot),
+        accuracy_0=agreement(zero_shot, labels),
+        accuracy_k=agreement(few_shot, labels),
+        similarity_0_k=agreement(zero_shot, few_shot),
         rows=rows,
     )
 

@@ -147,11 +147,12 @@ class Predictor(AnswerModel):
         return bool((z.softmax(1) - plain.softmax(1)).abs().max() <= tolerance)
 
 
-def draw(labelled: Array, config: IclConfig) -> tuple[list[list[int]], list[int]]:
+def draw(run: Run, labels: Array, config: IclConfig) -> Key:
     """Draw contexts, and other examples to score them on: none meets its own answer in a context.
 
     Args:
-        labelled: Numbers of the examples to draw from, int64 [n].
+        run: The run; its usable examples with a label are drawn from.
+        labels: Label numbers of all examples, -1 where unknown, int64 [m].
         config: How many to draw, and the seed.
 
     Returns:
@@ -160,7 +161,7 @@ def draw(labelled: Array, config: IclConfig) -> tuple[list[list[int]], list[int]
     Raises:
         UserError: There are too few examples.
     """
-    shots, scored = config.shots, config.scored
+    shots, scored, labelled = config.shots, config.scored, np.flatnonzero(run.usable & (labels >= 0))
     if len(labelled) < scored + shots:
         raise UserError(
             f"Only {len(labelled)} usable examples have a label: too few to score contexts of {shots} on {scored} "
@@ -169,7 +170,7 @@ def draw(labelled: Array, config: IclConfig) -> tuple[list[list[int]], list[int]
     random = np.random.default_rng(config.seed)
     shuffled = random.permutation(labelled)
     drawn = [random.choice(shuffled[scored:], shots, replace=False).tolist() for _ in range(config.sets)]
-    return drawn, np.sort(shuffled[:scored]).tolist()
+    return Key(run.fingerprint, drawn, np.sort(shuffled[:scored]).tolist())
 
 
 def render(task: Task, table: pa.Table, examples: Sequence[int]) -> str:
@@ -181,31 +182,27 @@ def render(task: Task, table: pa.Table, examples: Sequence[int]) -> str:
     return "".join(worked)
 
 
-def search(
-    path: Path, predictor: Predictor, run: Run, labels: Array, sets: list[list[int]], scored: list[int]
-) -> Context:
+def search(path: Path, key: Key, predictor: Predictor, run: Run, labels: Array) -> Context:
     """Score all contexts.
 
     Args:
-        path: File that keeps the scores; an earlier search of the same contexts continues.
+        path: File that keeps the scores; an earlier search with the same key continues.
+        key: The contexts, and the examples to score them on.
         predictor: The run's model.
         run: The run.
         labels: Label numbers of all examples, int64 [m].
-        sets: Examples of each context.
-        scored: Examples that each context is scored on.
 
     Returns:
         The best context (of equally good ones the first), and the accuracy behind each.
     """
-    kept = _resumed(path, Key(run.fingerprint, sets, scored))
-    texts = [render(predictor.prepared.task, run.table, chosen) for chosen in sets]
-    done = len(kept.scores)
-    for text in tqdm(texts[done:], desc="Contexts", unit="set", initial=done, total=len(sets), disable=None):
-        predictions = predictor.predict(text, run.table.take(scored))
-        kept.scores.append(float((predictions == labels[scored]).mean()))
+    kept = _resumed(path, key)
+    texts = [render(predictor.prepared.task, run.table, chosen) for chosen in key.sets]
+    examples, truth, done = run.table.take(key.scored), labels[key.scored], len(kept.scores)
+    for text in tqdm(texts[done:], desc="Contexts", unit="set", initial=done, total=len(texts), disable=None):
+        kept.scores.append(float((predictor.predict(text, examples) == truth).mean()))
         write_record(path, kept, sealed=True)
     best = int(np.argmax(kept.scores))
-    return Context(sets[best], texts[best], kept.scores)
+    return Context(key.sets[best], texts[best], kept.scores)
 
 
 def predict_all(path: Path, predictor: Predictor, run: Run, context: str) -> Array:

@@ -139,6 +139,7 @@ def top_examples(experiment: Experiment, step: Step) -> Iterator[Listing]:
     Yields:
         The top examples of each of the components with most energy.
     """
+    experiment.fit()
     texts = experiment.run.table["text"]
     components = sorted(experiment.analysis().component, key=lambda component: -component.energy)
     for component in components[: step.options.components]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
 from itertools import product
@@ -223,7 +222,7 @@ def parse_recipe(name: str, values: dict[str, Any]) -> Recipe:
     for row, numbers in recipe.numbers.items():
         if row not in recipe.rows or len(numbers) != len(recipe.columns):
             raise UserError(f"Recipe {name}: the numbers of {row!r} do not fit its rows and columns.")
-    settings = {item.name for item in dataclasses.fields(Setup)}
+    settings = {item.name for item in fields(Setup)}
     for step in recipe.steps:
         if step.setup not in recipe.setups or not set(step.vary) <= settings:
             raise UserError(f"Recipe {name}: step {step.do} names a setup or a setting that is not there.")

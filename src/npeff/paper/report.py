@@ -132,8 +132,7 @@ def comparison(recipe: Recipe, cells: list[Cell], only_measured: bool = False) -
     Returns:
         The table.
     """
-    rows, columns = _layout(recipe, cells, only_measured)
-    measured = {(cell.row, cell.column): cell.measured for cell in cells}
+    rows, columns, measured = _layout(recipe, cells, only_measured)
 
     def text(row: str, column: str) -> str:
         paper = number(recipe.paper(row, column))
@@ -144,11 +143,14 @@ def comparison(recipe: Recipe, cells: list[Cell], only_measured: bool = False) -
     return table
 
 
-def _layout(recipe: Recipe, cells: list[Cell], only_measured: bool) -> tuple[list[str], list[str]]:
-    """Rows and columns: the paper's, then what was measured beyond."""
-    rows = list(dict.fromkeys([*recipe.rows, *(cell.row for cell in cells)]))
-    measured = [cell.column for cell in cells]
-    return rows, list(dict.fromkeys(measured if only_measured else [*recipe.columns, *measured]))
+def _layout(
+    recipe: Recipe, cells: list[Cell], only_measured: bool
+) -> tuple[list[str], list[str], dict[tuple[str, str], Number]]:
+    """Rows and columns: the paper's, then what was measured beyond. And (row, column) → what was measured."""
+    measured = {(cell.row, cell.column): cell.measured for cell in cells}
+    rows = dict.fromkeys([*recipe.rows, *(row for row, _ in measured)])
+    columns = dict.fromkeys([*(() if only_measured else recipe.columns), *(column for _, column in measured)])
+    return list(rows), list(columns), measured
 
 
 def _settings(result: Reproduction) -> Table:
@@ -180,8 +182,7 @@ def _all_cells(result: Reproduction) -> Table:
 
 def _draw(path: Path, recipe: Recipe, result: Reproduction) -> None:
     """A panel per column, a line per row: a ring for the paper's number, a dot for the measured one."""
-    rows, columns = _layout(recipe, result.cells, bool(result.options.get("tasks")))
-    measured = {(cell.row, cell.column): cell.measured for cell in result.cells}
+    rows, columns, measured = _layout(recipe, result.cells, bool(result.options.get("tasks")))
     figure = new_figure(2 + 1.7 * len(columns), 1.2 + 0.28 * len(rows))
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for axes, column in zip(panels, columns, strict=True):

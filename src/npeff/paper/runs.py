@@ -245,8 +245,6 @@ class Experiment:
 
     def analysis(self, name: str | None = None) -> Analysis:
         """The analysis of the decomposition of this name, or else of that by NPEFF; made if it is missing."""
-        if name is None:
-            self.fit()
         name = name or self.name()
         return analyse_one(self.run, name, AnalysisOptions(TOP), quiet=True)
 
