@@ -171,6 +171,62 @@ def values(measured: Mapping[str, float | None], changed: Changed | None = None,
     return (Value({**of, "measure": measure}, value, changed or {}) for measure, value in measured.items())
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A number of the paper's table, measured again."""
+
+    row: str
+    """Row of the table."""
+    column: str
+    """Column of the table."""
+    paper: Number
+    """The paper's number, if it prints one."""
+    measured: Number
+    """The number here."""
+    settings: int
+    """Place of the number's settings in the list of settings."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that numbers were measured with."""
+
+    paper: dict[str, Setting]
+    """The paper's."""
+    here: dict[str, Setting]
+    """Those here."""
+
+
+@dataclass
+class Reproduction:
+    """A table or figure of the paper, measured again: OUT/RECIPE/scale-SCALE/table.json."""
+
+    recipe: str
+    """Name of the recipe."""
+    label: str
+    """Label in the source of the paper."""
+    title: str
+    """Title of the table or figure."""
+    npeff: str
+    """Version of npeff."""
+    options: dict[str, Any]
+    """Options of the command."""
+    cells: list[Cell] = field(default_factory=list)
+    """All numbers."""
+    settings: list[Settings] = field(default_factory=list)
+    """The different settings that numbers were measured with."""
+    missing: list[Missing] = field(default_factory=list)
+    """What was not measured."""
+    listings: list[Listing] = field(default_factory=list)
+    """Texts to read."""
+
+    def settings_number(self, settings: Settings) -> int:
+        """Place of `settings` in the list; added if they are new."""
+        if settings not in self.settings:
+            self.settings.append(settings)
+        return self.settings.index(settings)
+
+
 def recipe_names() -> list[str]:
     """Names of all recipes, main text first."""
     return [str(name) for name in _read("order")]

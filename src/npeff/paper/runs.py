@@ -1,4 +1,7 @@
-"""Runs and decompositions that recipes share, made when they are first needed, and how `--scale` shrinks them."""
+"""Runs and decompositions that recipes share, made when they are first needed, and how `--scale` shrinks them.
+
+What a recipe needs is known, roughly, before anything is made.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 
 from npeff.analyse.records import Analysis, AnalysisOptions
 from npeff.analyse.run import analyse_one
-from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
+from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig, parse_directions
 from npeff.collect.run import collect
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import DecomposeConfig, Method, PaperConfig, SaeConfig
@@ -19,11 +22,12 @@ from npeff.decompose.methods import kind_of
 from npeff.decompose.run import decompose
 from npeff.models.config import EMBEDDED, ModelConfig
 from npeff.paper.config import ReproduceConfig
-from npeff.paper.recipe import Setting, Setup
+from npeff.paper.recipe import Changed, Recipe, Setting, Settings, Setup, load_recipe, recipe_names
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
-from npeff.utils.configs import replace
+from npeff.utils.configs import replace, to_dict
 from npeff.utils.errors import UserError
+from npeff.utils.text import duration
 
 TOP = 16
 """Top examples of a component, as in the paper."""
@@ -51,6 +55,13 @@ below {SMALL}  the embedded model ({EMBEDDED}), the sketch kron of the same leng
 the paper's learning rates and τ are for sums over all examples: they grow by the ratio of the
 paper's examples to those here, and τ shrinks by it
 all else stays as in the paper; --model, --sketch and --solver override"""
+
+# Rough numbers for estimates only.
+_TOKENS = {"sst2": 20, "yat": 110, "clinc150": 250, "triviaqa": 30}
+_ANSWERS = {"sst2": 2, "yat": 10}
+_MILLIONS = {EMBEDDED: 106, "HuggingFaceTB/SmolLM2-360M": 315, "HuggingFaceTB/SmolLM2-1.7B": 1610}
+_TWO_CORES = 100e9
+"""Useful floating-point operations a second of two CPU cores: 80 to 120 were measured for the four tasks."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +265,76 @@ class Experiment:
         known = {"Pred": rates["prediction"], "LnP": rates["lnp"]}  # there is no rate without labels
         return {key: None if rate.share is None else 100 * rate.share for key, rate in known.items() if rate}
 
+    def settings(self, changed: Changed) -> Settings:
+        """The paper's settings and those here, but for those that are `changed`."""
+        paper, here = ({name: pair[side] for name, pair in changed.items()} for side in (0, 1))
+        return Settings(to_dict(self.paper) | paper, to_dict(self.here) | here)
+
     def kept(self, folder: str, *about: object) -> Path:
         """Where a result that depends on the run and on `about` is kept, in a folder beside the runs."""
         key = json.dumps([self.run.fingerprint, *about], sort_keys=True)
         return Path(self.runs.config.out) / folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def collections(recipe: Recipe, runs: Runs) -> list[Setup]:
+    """The different collections that a recipe needs.
+
+    Args:
+        recipe: The recipe.
+        runs: The scale to run it at.
+
+    Returns:
+        One setup, at this scale, for each collection.
+    """
+    setups: dict[Path, Setup] = {}
+    for step in recipe.steps:
+        wanted = [setup for _, setup in step.variations(recipe.setups[step.setup])]
+        if step.options.against:
+            wanted.append(replace(wanted[0], directions=step.options.against))
+        setups |= {runs.folder(here): here for here in map(runs.setup, wanted)}
+    return list(setups.values())
+
+
+def estimate(setups: list[Setup]) -> float:
+    """What collections take on two CPU cores, very roughly.
+
+    Args:
+        setups: Settings of each, at their scale.
+
+    Returns:
+        Seconds.
+    """
+    total = 0.0
+    for setup in setups:
+        kind, amount = parse_directions(setup.directions)
+        passes = _ANSWERS.get(setup.task, 2) - 1 if kind in ("exact", "auto") else max(1, int(amount)) + 1
+        parameters = 1e6 * _MILLIONS.get(setup.model, 300)
+        total += setup.examples * 2 * parameters * _TOKENS.get(setup.task, 50) * (1 + 1.6 * passes) / _TWO_CORES
+    return total
+
+
+def needs(recipe: Recipe, runs: Runs) -> str:
+    """What a recipe needs, and roughly what it costs; decompositions are not included.
+
+    Args:
+        recipe: The recipe.
+        runs: The scale to run it at.
+
+    Returns:
+        Tasks, models, examples and time, in words.
+    """
+    if recipe.people:
+        return "people"
+    setups = collections(recipe, runs)
+    tasks, models = (", ".join(dict.fromkeys(getattr(setup, name) for setup in setups)) for name in ("task", "model"))
+    count = f"{len(setups)} collections" if len(setups) > 1 else "1 collection"
+    examples, time = sum(setup.examples for setup in setups), duration(estimate(setups))
+    return f"{tasks}; {models}; {count}, {examples:,} examples; collecting takes about {time} on two CPU cores"
+
+
+def overview(runs: Runs) -> str:
+    """All recipes, and the rules of scaling, in words."""
+    lines = [f"Recipes at scale {runs.config.scale:g} (recipes with the same --out share their collections):", ""]
+    for recipe in map(load_recipe, recipe_names()):
+        lines += [f"{recipe.name}  ({recipe.label})", f"    {recipe.title}", f"    needs {needs(recipe, runs)}"]
+    return "\n".join([*lines, "", "What --scale does:", RULES])
