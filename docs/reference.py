@@ -112,7 +112,7 @@ RECORDS = {
     "stability/*/stability.json": "npeff.analyse.records:Stability",
     "spectra/spectra.json": "npeff.analyse.spectra:Spectra",
     "sweeps/*/sweep.json": "npeff.analyse.sweep:Sweep",
-    "icl/SHOTS-SEED/table.json": "npeff.paper.icl_report:IclTable",
+    "icl/SHOTS-SEED/table.json": "npeff.paper.icl:IclTable",
     "share.json": "npeff.share.run:Index",
     "KIT/groups.json": "npeff.study.kit:Kit",
     "KIT/key/key.json": "npeff.study.kit:Key",

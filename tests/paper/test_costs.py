@@ -12,9 +12,9 @@ import torch
 from npeff.decompose.config import DecomposeConfig, PaperConfig, SaeConfig
 from npeff.decompose.run import open_decomposition
 from npeff.paper import costs
+from npeff.paper.config import ReproduceConfig
 from npeff.paper.recipe import load_recipe
 from npeff.paper.runs import Experiment, Runs
-from npeff.paper.scaling import Scale
 from npeff.utils.configs import to_dict, write_record
 from tests.synthetic import make_run
 
@@ -48,7 +48,7 @@ def test_costs_of_the_first_version_are_not_measured_again(tmp_path: Path) -> No
     """0.1.0 called the name of a decomposition `name`, in the options that make the name of the file."""
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
     setup = load_recipe("tunings").setups["sst2"]
-    experiment = Experiment(Runs(tmp_path / "out", Scale(0.01)), setup, setup, run)
+    experiment = Experiment(Runs(ReproduceConfig(scale=0.01, out=str(tmp_path / "out"))), setup, setup, run)
     options = to_dict(experiment.fit_config())
     options["name"] = f"timed-{options.pop('decomposition')}"
     key = hashlib.sha256(json.dumps([run.fingerprint, options], sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""`npeff icl`: the table from a tiny model, resuming, and mistakes."""
+"""`npeff icl`: the table from a tiny model, resuming, mistakes, and the classifier by hand and against brute force."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from npeff import cli
+from npeff.decompose.run import open_decomposition
 from npeff.paper.config import IclConfig
-from npeff.paper.icl import icl
+from npeff.paper.icl import classify, icl, label_weights
 from npeff.paper.icl_context import Predictor
 from npeff.store.run import Run
 from npeff.utils.configs import write_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, write_json
-from tests.synthetic import make_run
+from tests.synthetic import add_decomposition, make_run
 
 OPTIONS = {"shots": 2, "sets": 3, "scored": 12, "top": 4}
 
@@ -106,3 +108,38 @@ def test_files_of_the_first_version_continue(run: Run) -> None:
 def test_the_old_name_of_an_option() -> None:
     with pytest.raises(UserError, match="--names is now --decomposition"):
         cli.parse("icl", ["runs/x", "--names", "a"])
+
+
+def test_weights_by_hand() -> None:
+    scores = torch.tensor([[4.0, 1, 0], [3, 2, 0], [2, 3, 0], [1, 4, 1], [9, 9, 9]])
+    labels = np.array([0, 0, 0, 1, 1])
+    usable = np.array([True, True, True, True, False])
+    weights, left_out = label_weights(scores, labels, usable, 2, top=4, purity=0.75)
+    assert weights.tolist() == [[1, 1, 0], [0, 0, 0]]
+    assert left_out == 1
+    weights, _ = label_weights(scores, labels, usable, 2, top=2, purity=0.75)
+    assert weights.tolist() == [[1, 0, 0], [0, 0, 0]], "half is not three quarters"
+    unknown = np.array([-1, 0, 0, 1, 1])
+    assert label_weights(scores, unknown, usable, 2, top=2, purity=1)[0].tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("method", ["npeff", "clusters", "svd-gradients"])
+def test_predictions_equal_brute_force(tmp_path: Path, method: str) -> None:
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
+    add_decomposition(run, method)
+    decomposition = open_decomposition(run, method)
+    labels = run.table["label"].to_numpy().astype(np.int64)
+    weights, _ = label_weights(decomposition.scores("positive"), labels, np.ones(90, bool), 2, top=8, purity=0.75)
+    predictions, undecided = classify(decomposition, weights)
+    w = decomposition.coefficients.numpy()
+    for i in range(90):
+        sums = [0.0, 0.0]
+        for j in range(w.shape[1]):
+            best = [k for k in np.argsort(-w[:, j], kind="stable") if w[k, j] > 0][:8]
+            if len(best) == 8:
+                value = float(w[i, j] > 0) if method == "clusters" else float(w[i, j])
+                for label in (0, 1):
+                    sums[label] += value * (np.mean(labels[best] == label) >= 0.75)
+        if abs(sums[0] - sums[1]) > 1e-6:
+            assert predictions[i] == int(sums[1] > sums[0])
+            assert not undecided[i]

@@ -12,22 +12,28 @@ from npeff.collect.config import CollectConfig, SketchConfig
 from npeff.collect.run import collect
 from npeff.collect.session import prepare_run
 from npeff.models.config import ModelConfig
+from npeff.paper.config import IclConfig
 from npeff.paper.icl_context import Predictor, draw, render
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.utils.errors import UserError
 from tests import tiny
+from tests.synthetic import make_run
 
 
-def test_sets_do_not_meet_the_scored_examples() -> None:
-    sets, scored = draw(np.arange(100, 160), shots=6, sets=20, scored=40, seed=3)
-    assert len(sets) == 20
-    assert all(len(set(chosen)) == 6 for chosen in sets)
-    assert len(set(scored)) == 40
-    assert not set(scored) & {example for chosen in sets for example in chosen}
-    assert draw(np.arange(100, 160), 6, 20, 40, 3) == (sets, scored)
+def test_sets_do_not_meet_the_scored_examples(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(160)])
+    labels = np.where(np.arange(160) < 100, -1, 0)
+    config = IclConfig("run", shots=6, sets=20, scored=40, seed=3)
+    drawn = draw(run, labels, config)
+    assert len(drawn.sets) == 20
+    assert all(len(set(chosen)) == 6 for chosen in drawn.sets)
+    assert len(set(drawn.scored)) == 40
+    assert min(drawn.scored) >= 100, "others have no label"
+    assert not set(drawn.scored) & {example for chosen in drawn.sets for example in chosen}
+    assert draw(run, labels, config) == drawn
     with pytest.raises(UserError, match="Only 60 usable examples have a label"):
-        draw(np.arange(60), 6, 20, 55, 3)
+        draw(run, labels, IclConfig("run", shots=6, scored=55))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox", "opt"])

@@ -1,4 +1,4 @@
-"""`npeff reproduce`: recipes run end to end with a tiny model."""
+"""`npeff reproduce`: recipes run end to end with a tiny model, and tables of measured numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from npeff.decompose.run import open_decomposition
 from npeff.paper import costs
 from npeff.paper import reproduce as command
 from npeff.paper.config import ReproduceConfig
+from npeff.paper.recipe import Cell, Listing, Missing, Reproduction, Settings, parse_recipe
 from npeff.paper.reproduce import reproduce
 from npeff.store.layout import decomposition_names
 from npeff.store.run import Run
+from npeff.utils.configs import read_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
 from tests import tiny
@@ -160,3 +162,58 @@ def test_the_command_line() -> None:
     assert cli.parse("reproduce", []).table == "list"
     with pytest.raises(UserError, match="--list is gone: `npeff reproduce list`"):
         cli.parse("reproduce", ["--list"])
+
+
+RECIPE = parse_recipe(
+    "x",
+    {"label": "tab:x", "title": "X", "rows": ["a"], "columns": ["b", "c"], "numbers": {"a": [78, 0.25]}},
+)
+
+
+def reproduction(tasks: tuple[str, ...] = ()) -> Reproduction:
+    here, paper = ({**dict.fromkeys(command.SETTINGS, side), "tau": 1, "joint_rate": 1} for side in ("here", "paper"))
+    return Reproduction(
+        "x",
+        "tab:x",
+        "X",
+        "0",
+        {"tasks": list(tasks)},
+        cells=[Cell("a", "b", 78, 1234.5, 0), Cell("more", "b", None, 12.345, 1)],
+        settings=[Settings(paper, here), Settings(paper, here | {"tau": 0.5, "joint_rate": 2})],
+        missing=[Missing("that", "this")],
+        listings=[Listing("Texts", ("one | two", "*three*\nfour"))],
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, ""), (78, "78"), (78.0, "78.0"), (1234.5, "1,234"), (0.1234, "0.123"), (0, "0")]
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert command.number(value) == text
+
+
+def test_measured_numbers_beside_the_paper_s() -> None:
+    assert command.comparison(RECIPE, reproduction().cells).markdown().splitlines() == [
+        "| | b | c |",
+        "| --- | --- | --- |",
+        "| a | 1,234 (78) | - (0.25) |",
+        "| more | 12.3 | - |",
+    ]
+    assert "| c |" not in command.comparison(RECIPE, reproduction().cells, only_measured=True).markdown()
+
+
+def test_files(tmp_path: Path) -> None:
+    command.write(tmp_path, RECIPE, reproduction())
+    assert read_record(Reproduction, tmp_path / "table.json") == reproduction()
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "- that: this" in text
+    assert "0.5 (1)" in text, "a setting that differs is shown"
+    assert "joint_rate" not in text.replace("\\", "")
+    assert r"| one \| two |" in text
+    assert r"| \*three\* four |" in text
+    assert (tmp_path / "table.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 3
+    rows = list(csv.DictReader((tmp_path / "table.csv").open(encoding="utf-8")))
+    assert [(row["row"], row["measured"], row["here_task"]) for row in rows] == [
+        ("a", "1234.5", "here"),
+        ("more", "12.345", "here"),
+    ]

@@ -12,13 +12,12 @@ from pathlib import Path
 import torch
 
 from npeff.collect.estimate import estimate, peak_memory
-from npeff.collect.session import load_prompts, prepare
+from npeff.collect.session import prepare_with_prompts
 from npeff.decompose.config import METHOD_TITLES, DecomposeConfig
 from npeff.decompose.run import fit
 from npeff.decompose.sae import steps_per_entry
-from npeff.paper.recipe import Step
+from npeff.paper.recipe import Step, Value, values
 from npeff.paper.runs import MADE_FOR, Experiment
-from npeff.paper.values import Value
 from npeff.store.layout import DECOMPOSITIONS
 from npeff.store.run import Run
 from npeff.utils.configs import read_record, replace, to_dict, write_record
@@ -75,12 +74,9 @@ def early_stopping(experiment: Experiment, step: Step) -> Iterator[Value]:
     """
     config = experiment.fit_config()
     cost = _timed(experiment, config)
-    yield Value({"measure": "H-only Steps"}, cost.frozen_steps)
-    yield Value({"measure": "Joint Steps"}, cost.joint_steps)
-    yield Value({"measure": "Loss"}, cost.loss * cost.examples)
-    yield Value({"measure": "Time (s)"}, cost.solver_seconds)
-    for measure, percentage in experiment.tuned_percentages(f"{TIMED}{config.decomposition}"):
-        yield Value({"measure": measure}, percentage)
+    yield from values({"H-only Steps": cost.frozen_steps, "Joint Steps": cost.joint_steps})
+    yield from values({"Loss": cost.loss * cost.examples, "Time (s)": cost.solver_seconds})
+    yield from values(experiment.tuned_percentages(f"{TIMED}{config.decomposition}"))
 
 
 def decomposition_cost(experiment: Experiment, step: Step) -> Iterator[Value]:
@@ -101,9 +97,8 @@ def decomposition_cost(experiment: Experiment, step: Step) -> Iterator[Value]:
             "Total (s)": cost.seconds,
             "Peak (GiB)": cost.peak / GIB,
         }
-        for measure in step.options.measures:
-            if measured[measure] is not None:
-                yield Value({"method": METHOD_TITLES[method], "measure": measure}, measured[measure])
+        known = {name: measured[name] for name in step.options.measures if measured[name] is not None}
+        yield from values(known, method=METHOD_TITLES[method])
 
 
 def collection_time(experiment: Experiment, step: Step) -> Iterator[Value]:
@@ -121,9 +116,8 @@ def collection_time(experiment: Experiment, step: Step) -> Iterator[Value]:
     for title, wanted in kinds.items():
         path = experiment.kept("costs", ["collection", wanted]).with_suffix(".json")
         if not path.is_file():
-            fisher, gradient, activation = (wanted == kind for kind in kinds.values())
-            prepared = prepare(replace(whole, fisher=fisher, gradient=gradient, activation=activation))
-            _, prompts = load_prompts(prepared)
+            alone = replace(whole, **{kind: kind == wanted for kind in kinds.values()})  # type: ignore[arg-type]
+            prepared, _, prompts = prepare_with_prompts(alone)
             write_record(path, CollectionCost(estimate(prepared, prompts).seconds_per_example))
         yield Value({"method": title}, read_record(CollectionCost, path).seconds)
 

@@ -16,6 +16,8 @@ from tqdm import tqdm
 
 from npeff.collect.session import Prepared, tokenize
 from npeff.models.answers import AnswerModel
+from npeff.paper.config import IclConfig
+from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import Task
@@ -50,12 +52,24 @@ class Kept:
     """predictions.json: answer number of each of the first examples."""
 
 
+@dataclass(frozen=True)
+class Context:
+    """The best context."""
+
+    examples: list[int]
+    """Its worked examples."""
+    text: str
+    """What stands before every prompt."""
+    scores: list[float]
+    """Accuracy behind each context that was tried."""
+
+
 class Predictor(AnswerModel):
     """A run's model, asked with a context before every prompt; what all prompts begin with is read once."""
 
     def __init__(self, prepared: Prepared, batch_tokens: int | None = None) -> None:
         super().__init__(prepared.model, prepared.answers, share_prompt=prepared.config.share_prompt)
-        self._prepared = prepared
+        self.prepared = prepared
         self._budget = batch_tokens or prepared.config.batch_tokens
         # suffixes bring an attention mask of their own, so they are read behind the whole context every time
         accepted = inspect.signature(prepared.model.network.forward).parameters
@@ -77,7 +91,7 @@ class Predictor(AnswerModel):
             UserError: A prompt with the context is too long for the model.
         """
         try:
-            return self._predict(tokenize(self._prepared, Dataset(examples, context)))
+            return self._predict(tokenize(self.prepared, Dataset(examples, context)))
         except UserError as error:
             raise UserError(f"With the context of worked examples: {error} Or use fewer --shots.") from error
 
@@ -87,7 +101,7 @@ class Predictor(AnswerModel):
         shared = self._shared(prompts)
         past = self._read(prompts[0][:shared]) if shared else None
         rest = [ids[shared:] for ids in prompts]
-        for batch in self._prepared.collector.batches(rest, self._budget):
+        for batch in self.prepared.collector.batches(rest, self._budget):
             z = self._behind(past, [rest[i] for i in batch])
             if shared and not self._checked:
                 self._checked = True
@@ -129,19 +143,17 @@ class Predictor(AnswerModel):
 
     def _agree(self, z: torch.Tensor, plain: torch.Tensor) -> bool:
         """Whether sharing the context gives what the whole prompt gives; not every model's cache does."""
-        tolerance = 1e-3 if self._prepared.config.model.dtype == "float32" else 3e-2
+        tolerance = 1e-3 if self.prepared.config.model.dtype == "float32" else 3e-2
         return bool((z.softmax(1) - plain.softmax(1)).abs().max() <= tolerance)
 
 
-def draw(labelled: Array, shots: int, sets: int, scored: int, seed: int) -> tuple[list[list[int]], list[int]]:
+def draw(run: Run, labels: Array, config: IclConfig) -> Key:
     """Draw contexts, and other examples to score them on: none meets its own answer in a context.
 
     Args:
-        labelled: Numbers of the examples to draw from, int64 [n].
-        shots: Examples in a context.
-        sets: Number of contexts.
-        scored: Number of examples to score them on.
-        seed: Seed of the draw.
+        run: The run; its usable examples with a label are drawn from.
+        labels: Label numbers of all examples, -1 where unknown, int64 [m].
+        config: How many to draw, and the seed.
 
     Returns:
         The examples of each context, and the scored examples in ascending order.
@@ -149,16 +161,16 @@ def draw(labelled: Array, shots: int, sets: int, scored: int, seed: int) -> tupl
     Raises:
         UserError: There are too few examples.
     """
+    shots, scored, labelled = config.shots, config.scored, np.flatnonzero(run.usable & (labels >= 0))
     if len(labelled) < scored + shots:
         raise UserError(
             f"Only {len(labelled)} usable examples have a label: too few to score contexts of {shots} on {scored} "
             f"others. Lower --scored or --shots, or collect more."
         )
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(config.seed)
     shuffled = random.permutation(labelled)
-    pool = shuffled[scored:]
-    drawn = [random.choice(pool, shots, replace=False).tolist() for _ in range(sets)]
-    return drawn, np.sort(shuffled[:scored]).tolist()
+    drawn = [random.choice(shuffled[scored:], shots, replace=False).tolist() for _ in range(config.sets)]
+    return Key(run.fingerprint, drawn, np.sort(shuffled[:scored]).tolist())
 
 
 def render(task: Task, table: pa.Table, examples: Sequence[int]) -> str:
@@ -170,52 +182,49 @@ def render(task: Task, table: pa.Table, examples: Sequence[int]) -> str:
     return "".join(worked)
 
 
-def search(
-    path: Path, key: Key, predictor: Predictor, task: Task, table: pa.Table, labels: Array
-) -> tuple[list[int], list[float]]:
+def search(path: Path, key: Key, predictor: Predictor, run: Run, labels: Array) -> Context:
     """Score all contexts.
 
     Args:
         path: File that keeps the scores; an earlier search with the same key continues.
         key: The contexts, and the examples to score them on.
-        predictor: The model.
-        task: The run's task.
-        table: The run's examples.
+        predictor: The run's model.
+        run: The run.
         labels: Label numbers of all examples, int64 [m].
 
     Returns:
-        The examples of the best context (of equally good ones the first), and the accuracy behind each context.
+        The best context (of equally good ones the first), and the accuracy behind each.
     """
-    scores = _resumed(path, key).scores
-    examples, truth = table.take(key.scored), labels[key.scored]
-    rest = key.sets[len(scores) :]
-    for chosen in tqdm(rest, desc="Contexts", unit="set", initial=len(scores), total=len(key.sets), disable=None):
-        predictions = predictor.predict(render(task, table, chosen), examples)
-        scores.append(float((predictions == truth).mean()))
-        write_record(path, Kept(key, scores=scores), sealed=True)
-    return key.sets[int(np.argmax(scores))], scores
+    kept = _resumed(path, key)
+    texts = [render(predictor.prepared.task, run.table, chosen) for chosen in key.sets]
+    examples, truth, done = run.table.take(key.scored), labels[key.scored], len(kept.scores)
+    for text in tqdm(texts[done:], desc="Contexts", unit="set", initial=done, total=len(texts), disable=None):
+        kept.scores.append(float((predictor.predict(text, examples) == truth).mean()))
+        write_record(path, kept, sealed=True)
+    best = int(np.argmax(kept.scores))
+    return Context(key.sets[best], texts[best], kept.scores)
 
 
-def predict_all(path: Path, key: Key, predictor: Predictor, table: pa.Table, block: int) -> Array:
+def predict_all(path: Path, predictor: Predictor, run: Run, context: str) -> Array:
     """Predict all examples behind a context.
 
     Args:
-        path: File that keeps the predictions; an earlier call with the same key continues.
-        key: The context.
-        predictor: The model.
-        table: The run's examples.
-        block: Examples after which the file is written.
+        path: File that keeps the predictions; an earlier call with the same context continues.
+        predictor: The run's model.
+        run: The run.
+        context: Text of the context.
 
     Returns:
         Answer numbers, int64 [m].
     """
-    known = _resumed(path, key).predictions
-    bar = tqdm(total=len(table), initial=len(known), desc="Behind the best context", unit="ex", disable=None)
+    kept = _resumed(path, Key(run.fingerprint, context=context))
+    known, block = kept.predictions, run.manifest.shard_examples
+    bar = tqdm(total=len(run.table), initial=len(known), desc="Behind the best context", unit="ex", disable=None)
     with bar:
-        while len(known) < len(table):
-            predictions = predictor.predict(key.context, table.slice(len(known), block)).tolist()
+        while len(known) < len(run.table):
+            predictions = predictor.predict(context, run.table.slice(len(known), block)).tolist()
             known += predictions
-            write_record(path, Kept(key, predictions=known), sealed=True)
+            write_record(path, kept, sealed=True)
             bar.update(len(predictions))
     return np.array(known, np.int64)
 

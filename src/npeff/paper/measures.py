@@ -1,4 +1,4 @@
-"""Measurements of recipes: tunings, perturbations, in-context learning, held-out losses, texts.
+"""Measurements of recipes: tunings, perturbations, in-context learning, held-out losses, texts, similarities.
 
 Each calls the same functions as the commands do, and yields numbers, texts, and what could not be measured.
 """
@@ -6,21 +6,30 @@ Each calls the same functions as the commands do, and yields numbers, texts, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import combinations
 
-from npeff.analyse import ranking
+import numpy as np
+import torch
+
+from npeff.analyse import matching, ranking
+from npeff.analyse.config import SpectraConfig
+from npeff.analyse.spectra import spectra
+from npeff.analyse.stability import compare_seeds
 from npeff.analyse.sweep import held_out_tunings
+from npeff.collect.directions import reduce_rank
 from npeff.collect.session import collect_texts
+from npeff.decompose.base import Decomposition
 from npeff.decompose.config import METHOD_TITLES
-from npeff.paper import costs, similarity
+from npeff.decompose.methods import create, load
+from npeff.paper import costs
 from npeff.paper.config import IclConfig
-from npeff.paper.icl import icl
-from npeff.paper.icl_report import IclTable
-from npeff.paper.recipe import Step
+from npeff.paper.icl import IclTable, icl
+from npeff.paper.recipe import Listing, Measured, Missing, Step, Value, values
 from npeff.paper.runs import TOP, Experiment
-from npeff.paper.values import Listing, Measured, Missing, Value
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.run import perturb
-from npeff.utils.configs import read_record
+from npeff.store.rows import RowSource
+from npeff.utils.configs import read_record, replace, to_dict
 from npeff.utils.errors import UserError
 
 MAGNITUDE, THRESHOLD = 20.0, 0.5
@@ -31,8 +40,7 @@ def tunings(experiment: Experiment, step: Step) -> Iterator[Value]:
     """Percentages of prediction- and LnP-tuned components of each method."""
     for method in step.methods:
         experiment.fit(method)
-        for measure, percentage in experiment.tuned_percentages(experiment.name(method)):
-            yield Value({"method": METHOD_TITLES[method], "measure": measure}, percentage)
+        yield from values(experiment.tuned_percentages(experiment.name(method)), method=METHOD_TITLES[method])
 
 
 def perturbations(experiment: Experiment, step: Step) -> Iterator[Measured]:
@@ -48,22 +56,22 @@ def perturbations(experiment: Experiment, step: Step) -> Iterator[Measured]:
     Yields:
         Two values for each method, or that it is missing.
     """
-    scale, paper, run = experiment.runs.scale, experiment.paper, experiment.run
-    small = scale.is_small(paper)
+    runs, paper, run = experiment.runs, experiment.paper, experiment.run
+    small = runs.is_small(paper)
     for method in step.methods:
         name, components = experiment.name(method), experiment.fit(method).config.components
         config = PerturbConfig(
             str(run.path),
             name,
-            count=scale.perturbed(paper, step.options.count, components),
-            random=scale.count(paper, step.options.random, max(1, len(run.table) // 4)),
+            count=runs.perturbed(paper, step.options.count, components),
+            random=runs.count(paper, step.options.random, max(1, len(run.table) // 4)),
             way="lift" if small else "sensing",
             direction="reject",
             threshold=THRESHOLD,
             top=TOP,
             magnitude=None if small else MAGNITUDE,
             predict=False,  # the paper's tables have no predictions
-            device=experiment.runs.device,
+            device=runs.config.device,
             perturbation=f"reproduce-{name}",
         )
         try:
@@ -71,8 +79,8 @@ def perturbations(experiment: Experiment, step: Step) -> Iterator[Measured]:
         except UserError as error:  # a method may have no component with enough examples; the others go on
             yield Missing(f"{experiment.here.task}, {METHOD_TITLES[method]}: perturbations", str(error))
             continue
-        yield Value({"method": METHOD_TITLES[method], "measure": "KL"}, results.summary.kl_ratio)
-        yield Value({"method": METHOD_TITLES[method], "measure": "Norm"}, results.summary.norm_ratio)
+        ratios = {"KL": results.summary.kl_ratio, "Norm": results.summary.norm_ratio}
+        yield from values(ratios, method=METHOD_TITLES[method])
 
 
 def in_context(experiment: Experiment, step: Step) -> Iterator[Value]:
@@ -85,26 +93,23 @@ def in_context(experiment: Experiment, step: Step) -> Iterator[Value]:
     Yields:
         Three values for each method, and the accuracies of the model itself.
     """
-    scale, run, options = experiment.runs.scale, experiment.run, step.options
+    runs, run = experiment.runs, experiment.run
     for method in step.methods:
         experiment.fit(method)
     labelled = len(run.table) - run.table["label"].null_count
     config = IclConfig(
         str(run.path),
         tuple(experiment.name(method) for method in step.methods),
-        shots=options.shots,
-        sets=scale.count(experiment.paper, options.sets, options.sets),
-        scored=scale.count(experiment.paper, options.scored, max(1, labelled // 2)),
-        device=experiment.runs.device,
+        sets=runs.count(experiment.paper, IclConfig.sets, IclConfig.sets),
+        scored=runs.count(experiment.paper, IclConfig.scored, max(1, labelled // 2)),
+        device=runs.config.device,
     )
     table = read_record(IclTable, icl(config) / "table.json")
     for row in table.rows:
-        title = METHOD_TITLES[row.method]
-        yield Value({"method": title, "measure": "Accuracy"}, 100 * row.accuracy)
-        yield Value({"method": title, "measure": "Similarity 0-Shot"}, 100 * row.similarity_0)
-        yield Value({"method": title, "measure": "Similarity ICL"}, 100 * row.similarity_k)
-    yield Value({"method": "0-Shot", "measure": "Accuracy"}, 100 * table.accuracy_0)
-    yield Value({"method": "ICL", "measure": "Accuracy"}, 100 * table.accuracy_k)
+        similarities = {"Similarity 0-Shot": 100 * row.similarity_0, "Similarity ICL": 100 * row.similarity_k}
+        yield from values({"Accuracy": 100 * row.accuracy, **similarities}, method=METHOD_TITLES[row.method])
+    for title, accuracy in (("0-Shot", table.accuracy_0), ("ICL", table.accuracy_k)):
+        yield from values({"Accuracy": 100 * accuracy}, method=title)
 
 
 def held_out(experiment: Experiment, step: Step) -> Iterator[Value]:
@@ -118,10 +123,10 @@ def held_out(experiment: Experiment, step: Step) -> Iterator[Value]:
         Losses held in and held out, and percentages of components that are tuned on the held-out examples.
     """
     decomposition = experiment.fit()
-    yield Value({"measure": "Recon-In"}, decomposition.notes.held_in_loss)
-    yield Value({"measure": "Recon-Out"}, decomposition.notes.held_out_loss)
-    for measure, share in zip(("Pred", "LnP"), held_out_tunings(experiment.run, decomposition, TOP), strict=True):
-        yield Value({"measure": measure}, None if share is None else 100 * share)
+    notes = decomposition.notes
+    yield from values({"Recon-In": notes.held_in_loss, "Recon-Out": notes.held_out_loss})
+    shares = zip(("Pred", "LnP"), held_out_tunings(experiment.run, decomposition, TOP), strict=True)
+    yield from values({measure: None if share is None else 100 * share for measure, share in shares})
 
 
 def top_examples(experiment: Experiment, step: Step) -> Iterator[Listing]:
@@ -134,6 +139,7 @@ def top_examples(experiment: Experiment, step: Step) -> Iterator[Listing]:
     Yields:
         The top examples of each of the components with most energy.
     """
+    experiment.fit()
     texts = experiment.run.table["text"]
     components = sorted(experiment.analysis().component, key=lambda component: -component.energy)
     for component in components[: step.options.components]:
@@ -164,21 +170,130 @@ def nearest_component(experiment: Experiment, step: Step) -> Iterator[Measured]:
     yield Listing(title, tuple(experiment.run.table["text"].take(top).to_pylist()))
 
 
+def stability(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """Similarity of matched components over pairs of seeds.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe, with seeds.
+
+    Yields:
+        Mean and standard deviation by coefficients (W) and by pseudo-Fishers (G).
+    """
+    similarity = compare_seeds([experiment.varied(seed=seed).fit() for seed in step.options.seeds])
+    by_coefficients = {"W": similarity.coefficients, "W sd": similarity.coefficients_deviation}
+    by_pseudo_fishers = {"G": similarity.pseudo_fishers, "G sd": similarity.pseudo_fishers_deviation}
+    seeds = ", ".join(map(str, step.options.seeds))
+    yield from values(by_coefficients | by_pseudo_fishers, {"seed": (seeds, seeds)})
+
+
+def splits(experiment: Experiment, step: Step) -> Iterator[Measured]:
+    """Percentage of the splits of prediction-tuned components that are tuned to the same prediction.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe, with numbers of components.
+
+    Yields:
+        The percentage for each pair of numbers of components that are different at this scale, and the mean over pairs.
+    """
+    kept: dict[int, tuple[int, Experiment]] = {}
+    for count in step.options.counts:
+        varied = experiment.varied(components=count)
+        here = varied.here.components
+        if here in kept:
+            why = f"at this scale {here} components, as for {kept[here][0]}"
+            yield Missing(f"{experiment.here.task}, {count} components", why)
+        else:
+            kept[here] = count, varied
+    percentages = []
+    for (coarse, first), (fine, second) in combinations(kept.values(), 2):
+        parent = matching.parents(matching.coefficient_similarity(first.fit().coefficients, second.fit().coefficients))
+        tuned = (each.analysis().tuned_predictions for each in (first, second))
+        preserved, of = matching.preserved(parent, *tuned)
+        percentages += [100 * preserved / of] if of else []
+        pair = f"{coarse} → {fine}"
+        changed = {"components": (pair, f"{first.here.components} → {second.here.components}")}
+        yield Value({"pair": pair}, percentages[-1] if of else None, changed)
+    mean = float(np.mean(percentages)) if percentages else None
+    yield Value({"pair": "mean"}, mean, {"components": ("all", "all")})
+
+
+class ReducedRows:
+    """Fishers of a source with fewer rows each, by SVD, at unit norm again."""
+
+    def __init__(self, source: RowSource, rank: int) -> None:
+        self._source, self._rank = source, rank
+        self.ranks = np.minimum(source.ranks, rank)
+
+    @property
+    def dim(self) -> int:
+        return self._source.dim
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        counts = self._source.ranks[start:stop]
+        parts = torch.split(self._source.read(start, stop), counts[counts > 0].tolist())
+        return torch.cat([self._reduce(part) for part in parts]) if parts else torch.empty(0, self.dim)
+
+    def _reduce(self, rows: torch.Tensor) -> torch.Tensor:
+        rows = reduce_rank(rows[None], self._rank)[0][0]
+        norm = (rows @ rows.T).square().sum().sqrt()
+        return rows / torch.where(norm > 0, norm.sqrt(), 1.0)
+
+
+def _fit_reduced(experiment: Experiment, rank: int) -> Decomposition:
+    """NPEFF of a run with its Fishers reduced to `rank`; kept beside the runs, because it is of other rows."""
+    config = experiment.fit_config().with_components(experiment.here.components)
+    folder = experiment.kept("reduced", rank, to_dict(config))
+    if (folder / "config.json").is_file():
+        return load(folder)
+    decomposition = create(config, quiet=False).fit(ReducedRows(experiment.run.source("fisher"), rank))
+    decomposition.save(folder)
+    return decomposition
+
+
+def _similarity(first: Decomposition, second: Decomposition) -> float:
+    return matching.mean_best_similarity(matching.coefficient_similarity(first.coefficients, second.coefficients))
+
+
+def rank_similarity(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """Similarity of the decomposition of Fishers of lower rank to that of the whole ones.
+
+    Args:
+        experiment: What to measure; its directions are random projections.
+        step: The step of the recipe, with ranks and two seeds.
+
+    Yields:
+        The similarity for each lower rank and, for the full rank, that of the other seed.
+    """
+    projections = int(experiment.paper.directions.split(":")[1])
+    first, second = (experiment.varied(seed=seed) for seed in step.options.seeds)
+    whole = first.fit()
+    for rank in step.options.ranks:
+        if rank < projections:
+            similarity = _similarity(whole, _fit_reduced(first, rank))
+            yield Value({"eps": projections, "rank": rank}, similarity, {"rank": (rank, rank)})
+    yield Value({"eps": projections, "rank": projections}, _similarity(whole, second.fit()))
+
+
+def projection_similarity(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """Similarity to the decomposition with more projections of the expectation."""
+    most = experiment.runs.experiment(replace(experiment.paper, directions=step.options.against))
+    yield Value({"measure": "Similarity"}, _similarity(experiment.fit(), most.fit()))
+
+
+def eigenvalue_decay(experiment: Experiment, step: Step) -> Iterator[Value]:
+    """Mean share of the trace in each eigenvalue."""
+    for number, share in enumerate(spectra(SpectraConfig(str(experiment.run.path))).decay, 1):
+        yield Value({"number": number}, share)
+
+
+_OF_COMPONENTS = (tunings, perturbations, in_context, held_out, top_examples, nearest_component)
+_OF_SIMILARITY = (stability, splits, rank_similarity, projection_similarity, eigenvalue_decay)
+_OF_COSTS = (costs.early_stopping, costs.decomposition_cost, costs.collection_time)
 MEASURES: dict[str, Callable[[Experiment, Step], Iterator[Measured]]] = {
-    "tunings": tunings,
-    "perturbations": perturbations,
-    "icl": in_context,
-    "held-out": held_out,
-    "top-examples": top_examples,
-    "nearest-component": nearest_component,
-    "stability": similarity.stability,
-    "splits": similarity.splits,
-    "rank-similarity": similarity.rank_similarity,
-    "projection-similarity": similarity.projection_similarity,
-    "spectra": similarity.eigenvalue_decay,
-    "early-stopping": costs.early_stopping,
-    "decomposition-cost": costs.decomposition_cost,
-    "collection-time": costs.collection_time,
+    function.__name__.replace("_", "-"): function for function in (*_OF_COMPONENTS, *_OF_SIMILARITY, *_OF_COSTS)
 }
+"""What steps of recipes can do, by name."""
 KEEP_SOLVER = ("early-stopping",)
 """Steps that are about the paper's solver, so that no other may replace it."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
 from itertools import product
@@ -54,7 +54,7 @@ class Options:
     """What single measurements take besides the settings; each kind uses some of them."""
 
     counts: tuple[int, ...] = ()
-    """stability, splits: numbers of components to compare."""
+    """splits: numbers of components to compare."""
     seeds: tuple[int, ...] = ()
     """stability, rank-similarity: seeds to compare."""
     ranks: tuple[int, ...] = ()
@@ -75,12 +75,6 @@ class Options:
     """perturbations: components to perturb."""
     random: int = 1000
     """perturbations: random examples to compare with."""
-    shots: int = 6
-    """icl: worked examples in a context."""
-    sets: int = 50
-    """icl: random contexts to try."""
-    scored: int = 1024
-    """icl: examples that each context is scored on."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +127,106 @@ class Recipe:
         return self.numbers[row][self.columns.index(column)]
 
 
+Changed = Mapping[str, tuple[Setting, Setting]]
+"""Settings that differ from those of the step: name → (the paper's, here)."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A measured number."""
+
+    of: Mapping[str, str | int]
+    """What it is a number of: `method`, `measure` and the like, which name its row and column."""
+    value: float | None
+    """The number; None if it is not defined here."""
+    changed: Changed = field(default_factory=dict)
+    """Settings that differ from those of the step."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that could not be measured."""
+
+    what: str
+    """What is missing."""
+    why: str
+    """The reason."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Texts to read, where the paper shows texts instead of numbers."""
+
+    title: str
+    """What the texts are."""
+    lines: tuple[str, ...]
+    """The texts."""
+
+
+Measured = Value | Missing | Listing
+
+
+def values(measured: Mapping[str, float | None], changed: Changed | None = None, **of: str) -> Iterator[Value]:
+    """Several measures of the same thing, from their names and numbers."""
+    return (Value({**of, "measure": measure}, value, changed or {}) for measure, value in measured.items())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of the paper's table, measured again."""
+
+    row: str
+    """Row of the table."""
+    column: str
+    """Column of the table."""
+    paper: Number
+    """The paper's number, if it prints one."""
+    measured: Number
+    """The number here."""
+    settings: int
+    """Place of the number's settings in the list of settings."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that numbers were measured with."""
+
+    paper: dict[str, Setting]
+    """The paper's."""
+    here: dict[str, Setting]
+    """Those here."""
+
+
+@dataclass
+class Reproduction:
+    """A table or figure of the paper, measured again: OUT/RECIPE/scale-SCALE/table.json."""
+
+    recipe: str
+    """Name of the recipe."""
+    label: str
+    """Label in the source of the paper."""
+    title: str
+    """Title of the table or figure."""
+    npeff: str
+    """Version of npeff."""
+    options: dict[str, Any]
+    """Options of the command."""
+    cells: list[Cell] = field(default_factory=list)
+    """All numbers."""
+    settings: list[Settings] = field(default_factory=list)
+    """The different settings that numbers were measured with."""
+    missing: list[Missing] = field(default_factory=list)
+    """What was not measured."""
+    listings: list[Listing] = field(default_factory=list)
+    """Texts to read."""
+
+    def settings_number(self, settings: Settings) -> int:
+        """Place of `settings` in the list; added if they are new."""
+        if settings not in self.settings:
+            self.settings.append(settings)
+        return self.settings.index(settings)
+
+
 def recipe_names() -> list[str]:
     """Names of all recipes, main text first."""
     return [str(name) for name in _read("order")]
@@ -151,12 +245,9 @@ def load_recipe(name: str) -> Recipe:
         UserError: There is none.
     """
     names = recipe_names()
-    if name in names:
-        return _load(name)
-    labels = {recipe.label: recipe for recipe in map(_load, names)}
-    for label in (name, f"tab:{name}", f"fig:{name}"):
-        if label in labels:
-            return labels[label]
+    for recipe in map(_load, [name] if name in names else names):
+        if name in (recipe.name, recipe.label, recipe.label.partition(":")[2]):
+            return recipe
     raise UserError(f"There is no recipe {name!r}. `npeff reproduce list` shows all; they are {', '.join(names)}.")
 
 
@@ -187,7 +278,7 @@ def parse_recipe(name: str, values: dict[str, Any]) -> Recipe:
     for row, numbers in recipe.numbers.items():
         if row not in recipe.rows or len(numbers) != len(recipe.columns):
             raise UserError(f"Recipe {name}: the numbers of {row!r} do not fit its rows and columns.")
-    settings = {item.name for item in dataclasses.fields(Setup)}
+    settings = {item.name for item in fields(Setup)}
     for step in recipe.steps:
         if step.setup not in recipe.setups or not set(step.vary) <= settings:
             raise UserError(f"Recipe {name}: step {step.do} names a setup or a setting that is not there.")

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from npeff.paper import report
 from npeff.paper.config import ReproduceConfig
 from npeff.paper.measures import KEEP_SOLVER, MEASURES
-from npeff.paper.recipe import Recipe, Setting, Setup, Step, load_recipe, recipe_names
-from npeff.paper.runs import Experiment, Runs
-from npeff.paper.scaling import RULES, Scale, collections, estimate
-from npeff.paper.values import Cell, Changed, Missing, Reproduction, Settings, Value
-from npeff.utils.configs import replace, to_dict
+from npeff.paper.recipe import Cell, Missing, Number, Recipe, Reproduction, Step, Value, load_recipe, recipe_names
+from npeff.paper.runs import Experiment, Runs, needs, overview
+from npeff.utils.configs import replace, to_dict, write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import write_text
-from npeff.utils.text import duration
+from npeff.utils.files import remove_partials, write_text
+from npeff.utils.report import BLUE, RED, Column, Table, new_figure, plain_axes, write_figure, write_report
+from npeff.utils.text import shorten
 from npeff.utils.version import __version__
+
+SETTINGS = ("task", "model", "examples", "components", "directions", "rank", "sketch", "dim", "solver", "seed")
+"""Settings that are always shown; others are where they differ."""
 
 
 def reproduce(config: ReproduceConfig) -> Path | None:
@@ -29,32 +30,30 @@ def reproduce(config: ReproduceConfig) -> Path | None:
         The directory of the results; the page with links after `all`; None if there was nothing to measure.
 
     Raises:
-        UserError: The folder of the data does not exist.
+        UserError: The recipe has none of the tasks.
     """
-    scale = Scale(config.scale, config.model, config.sketch, config.solver, config.task_examples)
+    runs = Runs(config)
     if config.table == "list":
-        print(overview(scale))
+        print(overview(runs))
         return None
     if config.table == "all":
         return _reproduce_all(config)
     recipe = load_recipe(config.table)
     if recipe.people:
-        print(f"{recipe.title}\n\nNeeds people: {recipe.people}\n\n{report.comparison(recipe, []).markdown()}")
+        print(f"{recipe.title}\n\nNeeds people: {recipe.people}\n\n{comparison(recipe, []).markdown()}")
         return None
     recipe = replace(recipe, steps=_steps(recipe, config.tasks))
     if not recipe.steps:
         tasks = ", ".join(dict.fromkeys(setup.task for setup in recipe.setups.values()))
         raise UserError(f"Recipe {recipe.name} has none of these tasks; it has {tasks}.")
-    if config.data and not Path(config.data).is_dir():
-        raise UserError(f"--data {config.data} is not a folder.")
-    runs = Runs(Path(config.out), scale, Path(config.data) if config.data else None, config.device)
-    runs.check_data(recipe.setups[step.setup] for step in recipe.steps)
-    print(f"{recipe.title}\n{' '.join([f'scale {config.scale:g}', *config.examples])}; {needs(recipe, scale)}")
+    for step in recipe.steps:  # a missing file is told before the first hour of work, not after it
+        runs.data_file(recipe.setups[step.setup].task)
+    print(f"{recipe.title}\n{' '.join([f'scale {config.scale:g}', *config.examples])}; {needs(recipe, runs)}")
     options = {key: value for key, value in to_dict(config).items() if key not in ("table", "out", "device")}
     result = Reproduction(recipe.name, recipe.label, recipe.title, __version__, options)
     measure(recipe, runs, result)
     directory = Path(config.out) / recipe.name / "_".join([f"scale-{config.scale:g}", *config.examples, *config.tasks])
-    report.write(directory, recipe, result)
+    write(directory, recipe, result)
     print(f"\n{(directory / 'table.md').read_text(encoding='utf-8')}\nin {directory}")
     return directory
 
@@ -87,7 +86,7 @@ def measure(recipe: Recipe, runs: Runs, result: Reproduction) -> None:
         result: Takes the numbers, their settings, texts, and what is missing.
     """
     for step in recipe.steps:
-        seen: dict[Setup, Mapping[str, Setting]] = {}
+        seen: dict[object, Mapping[str, object]] = {}
         for values, paper in step.variations(recipe.setups[step.setup]):
             experiment = runs.experiment(paper, step.do in KEEP_SOLVER)
             if experiment.here in seen:
@@ -99,55 +98,153 @@ def measure(recipe: Recipe, runs: Runs, result: Reproduction) -> None:
 
 
 def _measure_step(
-    recipe: Recipe, step: Step, values: Mapping[str, Setting], experiment: Experiment, result: Reproduction
+    recipe: Recipe, step: Step, values: Mapping[str, object], experiment: Experiment, result: Reproduction
 ) -> None:
     cells = len(result.cells)
     for item in MEASURES[step.do](experiment, step):
         if isinstance(item, Value):
             names = {"setup": step.setup, **values, **item.of}
             row, column = step.row.format(**names), step.column.format(**names)
-            place = result.settings_number(_settings(experiment, item.changed))
+            place = result.settings_number(experiment.settings(item.changed))
             result.cells.append(Cell(row, column, recipe.paper(row, column), item.value, place))
         elif isinstance(item, Missing):
             result.missing.append(item)
         else:
             result.listings.append(item)
     if len(result.cells) == cells:  # texts have settings too
-        result.settings_number(_settings(experiment, {}))
+        result.settings_number(experiment.settings({}))
 
 
-def _settings(experiment: Experiment, changed: Changed) -> Settings:
-    """The settings of an experiment, but for those that are `changed`."""
-    paper, here = ({name: pair[side] for name, pair in changed.items()} for side in (0, 1))
-    return Settings(to_dict(experiment.paper) | paper, to_dict(experiment.here) | here)
-
-
-def _words(values: Mapping[str, Setting]) -> str:
+def _words(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def needs(recipe: Recipe, scale: Scale) -> str:
-    """What a recipe needs, and roughly what it costs.
+def write(directory: Path, recipe: Recipe, result: Reproduction) -> None:
+    """Write table.csv, .md, .tex, .png, .svg and, last, .json.
+
+    Args:
+        directory: Where to write.
+        recipe: The recipe.
+        result: What was measured.
+    """
+    (directory / "table.json").unlink(missing_ok=True)
+    remove_partials(directory)
+    write_report(directory / "table", report(recipe, result), csv=_all_cells(result))
+    if result.cells:
+        _draw(directory / "table", recipe, result)
+    write_record(directory / "table.json", result)
+
+
+def number(value: Number) -> str:
+    """A number as a table of the paper would have it; empty for none."""
+    if value is None:
+        return ""
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def report(recipe: Recipe, result: Reproduction) -> list[str | Table]:
+    """What there is to read about a reproduction.
 
     Args:
         recipe: The recipe.
-        scale: The scale to run it at.
+        result: What was measured.
 
     Returns:
-        Tasks, models, examples and time, in words.
+        Texts in Markdown, the table of numbers, the settings, what is missing, and the listings.
     """
-    if recipe.people:
-        return "people"
-    setups = collections(recipe, scale)
-    tasks, models = (", ".join(dict.fromkeys(getattr(setup, name) for setup in setups)) for name in ("task", "model"))
-    count = f"{len(setups)} collections" if len(setups) > 1 else "1 collection"
-    examples, time = sum(setup.examples for setup in setups), duration(estimate(recipe, scale))
-    return f"{tasks}; {models}; {count}, {examples:,} examples; collecting takes about {time} on two CPU cores"
+    blocks: list[str | Table] = [f"# {recipe.title}", f"`{recipe.name}`, {recipe.label} of the paper. {recipe.note}"]
+    if recipe.rows or result.cells:
+        only_measured = bool(result.options.get("tasks"))
+        blocks.append(comparison(recipe, result.cells, only_measured))
+    blocks += ["## Settings", _settings(result)]
+    if result.missing:
+        gaps = [f"- {gap.what}: {gap.why}" for gap in result.missing]
+        blocks += ["## Not measured", "\n".join(gaps)]
+    for listing in result.listings:
+        examples = Table("In order of their coefficients:", [Column("example")], [[line] for line in listing.lines])
+        blocks += [f"## {listing.title}", examples]
+    return blocks
 
 
-def overview(scale: Scale) -> str:
-    """All recipes, and the rules of scaling, in words."""
-    lines = [f"Recipes at scale {scale.scale:g} (recipes with the same --out share their collections):", ""]
-    for recipe in map(load_recipe, recipe_names()):
-        lines += [f"{recipe.name}  ({recipe.label})", f"    {recipe.title}", f"    needs {needs(recipe, scale)}"]
-    return "\n".join([*lines, "", "What --scale does:", RULES])
+def comparison(recipe: Recipe, cells: list[Cell], only_measured: bool = False) -> Table:
+    """The table of the paper with `measured (paper)` in every cell.
+
+    Args:
+        recipe: The recipe.
+        cells: What was measured; may be more than the paper has.
+        only_measured: Whether to leave out columns of which nothing was measured.
+
+    Returns:
+        The table.
+    """
+    rows, columns, measured = _layout(recipe, cells, only_measured)
+
+    def text(row: str, column: str) -> str:
+        paper = number(recipe.paper(row, column))
+        return f"{number(measured.get((row, column))) or '-'}{f' ({paper})' if paper else ''}"
+
+    table = Table("Measured, and in brackets the paper's number:", [Column(name) for name in ("", *columns)])
+    table.rows += [[row, *(text(row, column) for column in columns)] for row in rows]
+    return table
+
+
+def _layout(
+    recipe: Recipe, cells: list[Cell], only_measured: bool
+) -> tuple[list[str], list[str], dict[tuple[str, str], Number]]:
+    """Rows and columns: the paper's, then what was measured beyond. And (row, column) → what was measured."""
+    measured = {(cell.row, cell.column): cell.measured for cell in cells}
+    rows = dict.fromkeys([*recipe.rows, *(row for row, _ in measured)])
+    columns = dict.fromkeys([*(() if only_measured else recipe.columns), *(column for _, column in measured)])
+    return list(rows), list(columns), measured
+
+
+def _settings(result: Reproduction) -> Table:
+    first = result.settings[0].here if result.settings else {}
+    shown = dict.fromkeys(name for name in SETTINGS if name in first)
+    for each in result.settings:
+        # the learning rates follow from the number of examples
+        shown |= dict.fromkeys(n for n in each.here if each.here[n] != first[n] and not n.endswith("_rate"))
+
+    def text(here: object, paper: object) -> str:
+        values = ["none" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in (here, paper)]
+        return values[0] if here == paper else f"{values[0]} ({values[1]})"
+
+    table = Table("Here, and in brackets the paper's where they differ:", [Column(name) for name in shown])
+    table.rows += [[text(each.here[name], each.paper[name]) for name in shown] for each in result.settings]
+    return table
+
+
+def _all_cells(result: Reproduction) -> Table:
+    """A line per number, with the settings of both."""
+    settings = [f"{side}_{name}" for side in ("here", "paper") for name in SETTINGS]
+    table = Table(result.title, [Column(name) for name in ("row", "column", "paper", "measured", *settings)])
+    for cell in result.cells:
+        used = result.settings[cell.settings]
+        values = [side[name] for side in (used.here, used.paper) for name in SETTINGS]
+        table.rows.append([cell.row, cell.column, cell.paper, cell.measured, *values])
+    return table
+
+
+def _draw(path: Path, recipe: Recipe, result: Reproduction) -> None:
+    """A panel per column, a line per row: a ring for the paper's number, a dot for the measured one."""
+    rows, columns, measured = _layout(recipe, result.cells, bool(result.options.get("tasks")))
+    figure = new_figure(2 + 1.7 * len(columns), 1.2 + 0.28 * len(rows))
+    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for axes, column in zip(panels, columns, strict=True):
+        paper = [recipe.paper(row, column) for row in rows]
+        here = [measured.get((row, column)) for row in rows]
+        # a ring is seen around the dot of an equal number
+        for label, values, size, face, edge in (("paper", paper, 60, "none", BLUE), ("measured", here, 18, RED, RED)):
+            known = [(value, place) for place, value in enumerate(values) if value is not None]
+            x, y = zip(*known, strict=True) if known else ((), ())
+            axes.scatter(x, y, s=size, facecolors=face, edgecolors=edge, label=label)
+        axes.set_title(column, fontsize=8)
+        axes.grid(axis="y", linewidth=0.3)
+        axes.tick_params(labelsize=7)
+        plain_axes(axes)
+    panels[0].set_yticks(range(len(rows)), [shorten(row, 40) for row in rows])
+    panels[0].invert_yaxis()
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=7, frameon=False)
+    write_figure(path, figure, dpi=130)

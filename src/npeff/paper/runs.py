@@ -1,29 +1,33 @@
-"""Runs and decompositions that recipes share, made when they are first needed."""
+"""Runs and decompositions that recipes share, made when they are first needed, and how `--scale` shrinks them.
+
+What a recipe needs is known, roughly, before anything is made.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from npeff.analyse.records import Analysis, AnalysisOptions
 from npeff.analyse.run import analyse_one
-from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
+from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig, parse_directions
 from npeff.collect.run import collect
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import DecomposeConfig, Method, PaperConfig, SaeConfig
 from npeff.decompose.methods import kind_of
 from npeff.decompose.run import decompose
-from npeff.models.config import ModelConfig
-from npeff.paper.recipe import Setup
-from npeff.paper.scaling import Scale
+from npeff.models.config import EMBEDDED, ModelConfig
+from npeff.paper.config import ReproduceConfig
+from npeff.paper.recipe import Changed, Recipe, Setting, Settings, Setup, load_recipe, recipe_names
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
-from npeff.utils.configs import replace
+from npeff.utils.configs import replace, to_dict
 from npeff.utils.errors import UserError
+from npeff.utils.text import duration
 
 TOP = 16
 """Top examples of a component, as in the paper."""
@@ -31,29 +35,57 @@ DATA_SEED = 0
 """Examples are drawn in this random order, so that a small scale sees all of the data."""
 MADE_FOR = "reproduce"
 """Mark of decompositions that recipes make: they do not become a run's default."""
+SMALL = 0.25
+"""Below this scale the embedded model, the Kronecker sketch and the solver `als` replace the paper's."""
+FEWEST_EXAMPLES = 64
+EXAMPLES_PER_COMPONENT = 16
+FEWEST_COMPONENTS = 4
+FEWEST_STEPS = 2000
+"""Steps that the autoencoder's optimiser needs, however few examples there are."""
+
+RULES = f"""\
+examples    times scale, at least {FEWEST_EXAMPLES} (and no more than the data have)
+            --examples TASK=N sets the scale of a task by its examples
+components  times √scale, at most one per {EXAMPLES_PER_COMPONENT} examples, at least {FEWEST_COMPONENTS}
+contexts, scored and random examples   times √scale, at least 4, within what the run has
+steps of the autoencoder   times scale, at least {FEWEST_STEPS:,}: as often through the examples as in the paper
+perturbed components   times scale, at least 4: each costs passes over all of its top and random examples
+below {SMALL}  the embedded model ({EMBEDDED}), the sketch kron of the same length, the solver als (except where the
+            table is about the paper's solver), perturbations lifted exactly and compared at a KL of 0.1
+the paper's learning rates and τ are for sums over all examples: they grow by the ratio of the
+paper's examples to those here, and τ shrinks by it
+all else stays as in the paper; --model, --sketch and --solver override"""
+
+# Rough numbers for estimates only.
+_TOKENS = {"sst2": 20, "yat": 110, "clinc150": 250, "triviaqa": 30}
+_ANSWERS = {"sst2": 2, "yat": 10}
+_MILLIONS = {EMBEDDED: 106, "HuggingFaceTB/SmolLM2-360M": 315, "HuggingFaceTB/SmolLM2-1.7B": 1610}
+_TWO_CORES = 100e9
+"""Useful floating-point operations a second of two CPU cores: 80 to 120 were measured for the four tasks."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs under a directory."""
+    """The runs of a reproduction: where they are, and how far they are smaller than the paper's."""
 
-    out: Path
-    """The directory."""
-    scale: Scale
-    """How far to shrink the paper's experiments."""
-    data: Path | None = None
-    """Folder with a file of examples for each task; without it, the tasks' own data."""
-    device: str = "auto"
-    """Where to compute."""
+    config: ReproduceConfig
+    """Options of the command."""
 
     def experiment(self, paper: Setup, keep_solver: bool = False) -> Experiment:
         """The experiment that stands for one of the paper's; its run is collected, continued or only opened."""
-        here = self.scale.setup(paper, keep_solver)
+        here = self.setup(paper, keep_solver)
         run = collect(self.collect_config(here))
-        return Experiment(self, paper, self.scale.settle(paper, here, len(run.table)), run)
+        return Experiment(self, paper, self.settle(paper, here, len(run.table)), run)
+
+    def folder(self, here: Setup) -> Path:
+        """Directory of a run with these settings. Setups that agree in what is collected share it."""
+        model = re.sub(r"[^\w.-]+", "-", here.model.strip("/")).strip("-")[-60:]
+        parts = [here.task, model, here.examples, here.directions.replace(":", ""), f"{here.sketch}{here.dim}"]
+        parts += [f"rank{here.rank}"] if here.rank else []
+        return Path(self.config.out) / "runs" / "_".join(map(str, parts))
 
     def collect_config(self, here: Setup) -> CollectConfig:
-        """Options of the collection. Setups that agree in them share one run.
+        """Options of the collection.
 
         Args:
             here: Settings at this scale.
@@ -61,38 +93,105 @@ class Runs:
         Returns:
             The config of `npeff collect`.
         """
-        model = re.sub(r"[^\w.-]+", "-", here.model.strip("/")).strip("-")[-60:]
-        parts = [here.task, model, here.examples, here.directions.replace(":", ""), f"{here.sketch}{here.dim}"]
-        if here.rank:
-            parts.append(f"rank{here.rank}")
-        data = DataConfig(
-            task=here.task,
-            data=self._file(here.task),
-            limit=here.examples,
-            shuffle_seed=DATA_SEED,
-            on_bad_example="drop",
-        )
+        file = self.data_file(here.task)
+        data = DataConfig(here.task, file, limit=here.examples, shuffle_seed=DATA_SEED, on_bad_example="drop")
         return CollectConfig(
-            str(self.out / "runs" / "_".join(map(str, parts))),
+            str(self.folder(here)),
             data=data,
-            model=ModelConfig(here.model, device=self.device),
+            model=ModelConfig(here.model, device=self.config.device),
             directions=DirectionsConfig(here.directions, rank=here.rank),
             sketch=SketchConfig(here.sketch, here.dim),
         )
 
-    def check_data(self, setups: Iterable[Setup]) -> None:
-        """Refuse a missing file before the first hour of work, not after it."""
-        for setup in setups:
-            self._file(setup.task)
+    def data_file(self, task: str) -> str | None:
+        """The task's file in the data folder.
 
-    def _file(self, task: str) -> str | None:
-        """The task's file in the data folder; without a folder, the task's own data."""
-        if self.data is None:
+        Args:
+            task: Name of a built-in task.
+
+        Returns:
+            The file; None without a folder, for the task's own data.
+
+        Raises:
+            UserError: There is no such folder, or no such file in it.
+        """
+        if not self.config.data:
             return None
+        folder = Path(self.config.data)
+        if not folder.is_dir():
+            raise UserError(f"--data {folder} is not a folder.")
         for kind in ("jsonl", "csv", "tsv", "parquet"):
-            if (path := self.data / f"{task}.{kind}").is_file():
+            if (path := folder / f"{task}.{kind}").is_file():
                 return str(path)
-        raise UserError(f"{self.data} has no {task}.jsonl (or .csv, .tsv, .parquet).")
+        raise UserError(f"{folder} has no {task}.jsonl (or .csv, .tsv, .parquet).")
+
+    def share(self, paper: Setup) -> float:
+        """Share of the paper's examples."""
+        examples = self.config.task_examples.get(paper.task)
+        return self.config.scale if examples is None else min(1.0, examples / paper.examples)
+
+    def is_small(self, paper: Setup) -> bool:
+        """Whether the embedded model and faster methods replace the paper's."""
+        return self.share(paper) < SMALL
+
+    def setup(self, paper: Setup, keep_solver: bool = False) -> Setup:
+        """The paper's settings at this scale, before it is known how many examples there are.
+
+        Args:
+            paper: The paper's settings.
+            keep_solver: Whether no other solver may replace the paper's.
+
+        Returns:
+            The settings here; those that depend on the number of examples are still the paper's.
+        """
+        config, small = self.config, self.is_small(paper)
+        return replace(
+            paper,
+            examples=max(min(FEWEST_EXAMPLES, paper.examples), round(paper.examples * self.share(paper))),
+            model=config.model or (EMBEDDED if small else paper.model),
+            sketch=config.sketch or ("kron" if small else paper.sketch),
+            solver=paper.solver if keep_solver else config.solver or ("als" if small else paper.solver),
+        )
+
+    def settle(self, paper: Setup, here: Setup, examples: int) -> Setup:
+        """The settings once the number of examples of the run is known.
+
+        Args:
+            paper: The paper's settings.
+            here: What `setup` made of them.
+            examples: Examples of the run.
+
+        Returns:
+            All settings here.
+        """
+        ratio = paper.examples / examples
+        return replace(
+            here,
+            examples=examples,
+            components=self.components(paper, examples),
+            frozen_rate=paper.frozen_rate * ratio,
+            joint_rate=paper.joint_rate * ratio,
+            tau=paper.tau / ratio,
+        )
+
+    def components(self, paper: Setup, examples: int) -> int:
+        """What the paper's number of components becomes in a run of so many examples."""
+        if self.share(paper) >= 1:
+            return paper.components
+        most = max(FEWEST_COMPONENTS, examples // EXAMPLES_PER_COMPONENT)
+        return max(FEWEST_COMPONENTS, min(round(paper.components * math.sqrt(self.share(paper))), most))
+
+    def count(self, paper: Setup, count: int, most: int) -> int:
+        """What a number of contexts, scored examples or random examples becomes, at most `most`."""
+        return max(1, min(most, max(4, round(count * math.sqrt(self.share(paper))))))
+
+    def sae_steps(self, paper: Setup, steps: int) -> int:
+        """What the steps of the autoencoder become: its batches hold all examples of a small run."""
+        return min(steps, max(FEWEST_STEPS, round(steps * self.share(paper))))
+
+    def perturbed(self, paper: Setup, count: int, most: int) -> int:
+        """What a number of components to perturb becomes: each costs passes over all of its examples."""
+        return max(1, min(most, max(4, round(count * self.share(paper)))))
 
 
 @dataclass(frozen=True)
@@ -108,13 +207,10 @@ class Experiment:
     run: Run
     """Its collection."""
 
-    def varied(self, components: int | None = None, seed: int | None = None) -> Experiment:
-        """The same run with another of the paper's numbers of components, or another seed."""
-        here = self.here if seed is None else replace(self.here, seed=seed)
-        if components is not None:
-            paper = replace(self.paper, components=components)
-            here = replace(here, components=self.runs.scale.components(paper, len(self.run.table)))
-        return replace(self, here=here)
+    def varied(self, **settings: Setting) -> Experiment:
+        """The same run with other settings of the paper for the decomposition."""
+        paper, here = (replace(each, **settings) for each in (self.paper, self.here))  # type: ignore[arg-type]
+        return replace(self, paper=paper, here=self.runs.settle(paper, here, len(self.run.table)))
 
     def fit_config(self, method: Method = "npeff") -> DecomposeConfig:
         """Options of a decomposition.
@@ -129,7 +225,7 @@ class Experiment:
         if method.startswith("svd"):  # there are no more singular vectors than entries in a row
             components = min(components, self.run.source(kind_of(method)).dim)
         if method == "sae":
-            steps = self.runs.scale.sae_steps(self.paper, sae.sae_steps)
+            steps = self.runs.sae_steps(self.paper, sae.sae_steps)
             sae = SaeConfig(top_k=min(sae.top_k, components), sae_steps=steps)
         factored = method in ("npeff", "gnpeff")
         solver = here.solver if factored else "als"
@@ -147,7 +243,7 @@ class Experiment:
             paper=paper if solver == "paper" else PaperConfig(),
             sae=sae,
             holdout=here.holdout,
-            device=self.runs.device,
+            device=self.runs.config.device,
         )
 
     def fit(self, method: Method = "npeff") -> Decomposition:
@@ -160,19 +256,85 @@ class Experiment:
 
     def analysis(self, name: str | None = None) -> Analysis:
         """The analysis of the decomposition of this name, or else of that by NPEFF; made if it is missing."""
-        if name is None:
-            self.fit()
         name = name or self.name()
         return analyse_one(self.run, name, AnalysisOptions(TOP), quiet=True)
 
-    def tuned_percentages(self, name: str) -> Iterator[tuple[str, float | None]]:
+    def tuned_percentages(self, name: str) -> dict[str, float | None]:
         """The paper's names of tunings, and the percentages of components; None if no component has enough examples."""
         rates = self.analysis(name).tunings
-        for measure, rate in (("Pred", rates["prediction"]), ("LnP", rates["lnp"])):
-            if rate is not None:  # there is none without labels
-                yield measure, None if rate.share is None else 100 * rate.share
+        known = {"Pred": rates["prediction"], "LnP": rates["lnp"]}  # there is no rate without labels
+        return {key: None if rate.share is None else 100 * rate.share for key, rate in known.items() if rate}
+
+    def settings(self, changed: Changed) -> Settings:
+        """The paper's settings and those here, but for those that are `changed`."""
+        paper, here = ({name: pair[side] for name, pair in changed.items()} for side in (0, 1))
+        return Settings(to_dict(self.paper) | paper, to_dict(self.here) | here)
 
     def kept(self, folder: str, *about: object) -> Path:
         """Where a result that depends on the run and on `about` is kept, in a folder beside the runs."""
         key = json.dumps([self.run.fingerprint, *about], sort_keys=True)
-        return self.runs.out / folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+        return Path(self.runs.config.out) / folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def collections(recipe: Recipe, runs: Runs) -> list[Setup]:
+    """The different collections that a recipe needs.
+
+    Args:
+        recipe: The recipe.
+        runs: The scale to run it at.
+
+    Returns:
+        One setup, at this scale, for each collection.
+    """
+    setups: dict[Path, Setup] = {}
+    for step in recipe.steps:
+        wanted = [setup for _, setup in step.variations(recipe.setups[step.setup])]
+        if step.options.against:
+            wanted.append(replace(wanted[0], directions=step.options.against))
+        setups |= {runs.folder(here): here for here in map(runs.setup, wanted)}
+    return list(setups.values())
+
+
+def estimate(setups: list[Setup]) -> float:
+    """What collections take on two CPU cores, very roughly.
+
+    Args:
+        setups: Settings of each, at their scale.
+
+    Returns:
+        Seconds.
+    """
+    total = 0.0
+    for setup in setups:
+        kind, amount = parse_directions(setup.directions)
+        passes = _ANSWERS.get(setup.task, 2) - 1 if kind in ("exact", "auto") else max(1, int(amount)) + 1
+        parameters = 1e6 * _MILLIONS.get(setup.model, 300)
+        total += setup.examples * 2 * parameters * _TOKENS.get(setup.task, 50) * (1 + 1.6 * passes) / _TWO_CORES
+    return total
+
+
+def needs(recipe: Recipe, runs: Runs) -> str:
+    """What a recipe needs, and roughly what it costs; decompositions are not included.
+
+    Args:
+        recipe: The recipe.
+        runs: The scale to run it at.
+
+    Returns:
+        Tasks, models, examples and time, in words.
+    """
+    if recipe.people:
+        return "people"
+    setups = collections(recipe, runs)
+    tasks, models = (", ".join(dict.fromkeys(getattr(setup, name) for setup in setups)) for name in ("task", "model"))
+    count = f"{len(setups)} collections" if len(setups) > 1 else "1 collection"
+    examples, time = sum(setup.examples for setup in setups), duration(estimate(setups))
+    return f"{tasks}; {models}; {count}, {examples:,} examples; collecting takes about {time} on two CPU cores"
+
+
+def overview(runs: Runs) -> str:
+    """All recipes, and the rules of scaling, in words."""
+    lines = [f"Recipes at scale {runs.config.scale:g} (recipes with the same --out share their collections):", ""]
+    for recipe in map(load_recipe, recipe_names()):
+        lines += [f"{recipe.name}  ({recipe.label})", f"    {recipe.title}", f"    needs {needs(recipe, runs)}"]
+    return "\n".join([*lines, "", "What --scale does:", RULES])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from npeff.paper.similarity import ReducedRows
+from npeff.paper.measures import ReducedRows
 from npeff.store.rows import ArrayRows
 
 

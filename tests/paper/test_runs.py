@@ -1,0 +1,53 @@
+"""How experiments shrink, and what they roughly cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from npeff.models.config import EMBEDDED
+from npeff.paper.config import ReproduceConfig
+from npeff.paper.recipe import load_recipe
+from npeff.paper.runs import Runs, collections, estimate
+
+
+def runs(scale: float, **options: Any) -> Runs:
+    return Runs(ReproduceConfig(scale=scale, **options))
+
+
+def test_rules_of_scaling() -> None:
+    paper = load_recipe("tunings").setups["sst2"]
+    assert runs(1).setup(paper) == paper
+    assert runs(1).settle(paper, paper, 60_000) == paper
+    half = runs(0.5).setup(paper)
+    assert (half.examples, half.model, half.sketch, half.solver) == (30_000, paper.model, "sparse", "paper")
+    small = runs(0.04).setup(paper)
+    assert (small.examples, small.model, small.sketch, small.solver) == (2400, EMBEDDED, "kron", "als")
+    settled = runs(0.04).settle(paper, small, 2400)
+    assert settled.components == 102
+    assert settled.joint_rate == pytest.approx(3e-4 * 25)
+    assert runs(0.04).settle(paper, small, 800).components == 50, "no more than one per 16 examples"
+    assert runs(1e-9).setup(paper).examples == 64
+    assert runs(0.04, solver="paper").setup(paper).solver == "paper"
+    assert runs(0.04, solver="als").setup(paper, keep_solver=True).solver == "paper"
+    own = runs(1, model="mine", examples=("sst2=2400",))
+    assert own.setup(paper).examples == 2400
+    assert own.setup(paper).model == "mine"
+    assert own.settle(paper, own.setup(paper), 2400).components == 102
+    assert runs(0.04).count(paper, 50, 50) == 10
+    assert [runs(scale).sae_steps(paper, 51_200) for scale in (1, 0.1, 1e-4)] == [51_200, 5120, 2000]
+    assert runs(0.25).perturbed(paper, 128, 512) == 32
+    assert runs(0.01).perturbed(paper, 128, 512) == 4
+    assert runs(0.01).perturbed(paper, 128, 3) == 3
+
+
+def test_estimates() -> None:
+    recipe = load_recipe("expectation-projections")
+    whole, small = runs(1), runs(0.01)
+    assert [setup.directions for setup in collections(recipe, whole)] == [
+        f"projection:{count}" for count in (1, 4, 16, 64)
+    ]
+    assert len(collections(load_recipe("seeds"), whole)) == 2, "seeds share a collection"
+    assert 0 < estimate(collections(recipe, small)) < estimate(collections(recipe, whole))
+    assert estimate(collections(load_recipe("human-evaluation"), whole)) == 0
