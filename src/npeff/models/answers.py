@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from npeff.models.load import LoadedModel
@@ -43,26 +44,16 @@ class TokenTree:
         Returns:
             The tree.
         """
-        nodes: dict[tuple[int, ...], int] = {(): 0}
-        tokens, parents, paths = [], [], []
-        for suffix in suffixes:
-            path = []
-            for depth, token in enumerate(suffix):
-                before = tuple(suffix[:depth])
-                if before not in nodes:
-                    nodes[before] = len(nodes)
-                    tokens.append(before[-1])
-                    parents.append(nodes[before[:-1]])
-                path.append((nodes[before], token))
-            paths.append(tuple(path))
+        steps = [[(tuple(suffix[:depth]), token) for depth, token in enumerate(suffix)] for suffix in suffixes]
+        begun = dict.fromkeys(before for path in steps for before, _ in path)  # the empty one comes first
+        nodes = {before: node for node, before in enumerate(begun)}
+        tokens, parents = [before[-1] for before in nodes if before], [nodes[before[:-1]] for before in nodes if before]
+        paths = (tuple((nodes[before], token) for before, token in path) for path in steps)
         return TokenTree(tuple(tokens), tuple(parents), tuple(paths))
 
     def depths(self) -> list[int]:
         """Distance of each node but node 0 from the end of the prompt."""
-        depths = [0]
-        for parent in self.parents:
-            depths.append(depths[parent] + 1)
-        return depths[1:]
+        return [int(depth) for depth in self.ancestors().sum(1)]
 
     def ancestors(self) -> torch.Tensor:
         """[nodes, nodes] without node 0: whether a node may look at another, itself included."""
@@ -127,25 +118,20 @@ def resolve_answers(task: Task, tokenizer: Any) -> AnswerSet:
         return AnswerSet(task.answers, (), ())
     end = task.prompt.rsplit("}", 1)[-1] or ":"
     before = encode(tokenizer, "x" + end)
-    suffixes = []
+    tokens = []
+    labels_of: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for label in task.labels:
         ids = encode(tokenizer, f"x{end} {label}")
         if ids[: len(before)] != before or len(ids) == len(before):
             ids = before + list(tokenizer(f" {label}", add_special_tokens=False).input_ids)
-        suffixes.append(tuple(ids[len(before) :]))
-    tokens = [ids[:1] if task.answers == "tokens" else ids for ids in suffixes]
-    same = [
-        " = ".join(repr(label) for label, other in zip(task.labels, tokens, strict=True) if other == ids)
-        for ids, count in Counter(tokens).items()
-        if count > 1
-    ]
+        tokens.append(tuple(ids[len(before) :][: 1 if task.answers == "tokens" else None]))
+        labels_of[tokens[-1]].append(repr(label))
+    same = "; ".join([" = ".join(labels) for labels in labels_of.values() if len(labels) > 1][:4])
     if same and task.answers == "tokens":
-        raise UserError(
-            f"Labels of task {task.name!r} begin with the same token: {'; '.join(same[:4])}. "
-            f"Score whole labels instead: set `answers: suffixes` in the task."
-        )
+        hint = "Score whole labels instead: set `answers: suffixes` in the task."
+        raise UserError(f"Labels of task {task.name!r} begin with the same token: {same}. {hint}")
     if same:
-        raise UserError(f"Labels of task {task.name!r} are the same to the tokenizer: {'; '.join(same[:4])}.")
+        raise UserError(f"Labels of task {task.name!r} are the same to the tokenizer: {same}.")
     return AnswerSet(task.answers, task.labels, tuple(tokens))
 
 
@@ -164,10 +150,9 @@ class AnswerModel:
         Raises:
             UserError: Suffixes cannot share a prompt in this model.
         """
-        self.model = model
-        self.answers = answers
-        self.share_prompt = share_prompt
+        self.model, self.answers = model, answers
         self.tree = TokenTree.build(answers.tokens) if answers.kind == "suffixes" else None
+        self._separate = self.tree is not None and not share_prompt
         accepted = inspect.signature(model.network.forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         if self.tree is not None and share_prompt and "position_ids" not in accepted:
@@ -184,7 +169,7 @@ class AnswerModel:
     @property
     def extra_tokens(self) -> int:
         """Tokens that an example needs beside its prompt."""
-        return len(self.tree.tokens) if self.tree is not None and self.share_prompt else 0
+        return 0 if self.tree is None or self._separate else len(self.tree.tokens)
 
     def check_tree(self, prompt: Sequence[int]) -> None:
         """Compare a few suffixes behind a shared prompt with the same ones alone.
@@ -198,15 +183,14 @@ class AnswerModel:
         Raises:
             UserError: The log-probabilities differ by more than rounding.
         """
-        if self.tree is None or not self.share_prompt:
+        if self.tree is None or self._separate:
             return
         tokens = self.answers.tokens
         order = sorted(range(len(tokens)), key=lambda i: -len(tokens[i]))
         chosen = sorted({*order[:3], len(tokens) - 1})
-        few = AnswerSet(self.answers.kind, (), tuple(tokens[i] for i in chosen))
         with torch.no_grad():
             shared = self.logits([prompt])[0][0, chosen]
-            alone = AnswerModel(self.model, few, share_prompt=False).logits([prompt])[0][0]
+            alone = AnswerModel(self.model, self.answers.only(chosen), share_prompt=False).logits([prompt])[0][0]
         error = float((shared - alone).abs().max() / alone.abs().max().clamp_min(1))
         if error > TREE_TOLERANCE[self.model.config.dtype]:
             raise UserError(
@@ -218,7 +202,7 @@ class AnswerModel:
     def sequences(self, prompts: Sequence[Sequence[int]]) -> tuple[int, int]:
         """(batch, tokens) that the network sees for these prompts."""
         length = max(map(len, prompts))
-        if self.tree is not None and not self.share_prompt:
+        if self._separate:
             return len(prompts) * len(self.answers.tokens), length + self.answers.longest
         return len(prompts), length + self.extra_tokens
 
@@ -231,22 +215,21 @@ class AnswerModel:
         Returns:
             Answer logits z [B, r], float32, and the places [B] of the prompts' last tokens.
         """
-        if self.tree is not None and not self.share_prompt:
+        if self._separate:
             return self._separate_suffixes(prompts)
         ids, mask, places = self._pad(prompts)
-        if self.tree is None:
-            logits = self._forward(ids, places[:, None], _unless_all(mask))[:, 0]
-            if self.answers.kind == "vocabulary":
-                return logits.float(), places
-            return logits[:, [token for (token,) in self.answers.tokens]].float(), places
-        return self._suffix_tree(ids, mask, places), places
+        if self.tree is not None:
+            return self._suffix_tree(self.tree, ids, mask, places), places
+        logits = self._forward(ids, places[:, None], _unless_all(mask))[:, 0]
+        if self.answers.kind == "tokens":
+            logits = logits[:, [token for (token,) in self.answers.tokens]]
+        return logits.float(), places
 
     def _pad(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Token ids and mask [B, T], padded on the right, and where each prompt's last token is."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        ids = pad_sequence(
-            [torch.as_tensor(prompt) for prompt in prompts], batch_first=True
-        )  # masked: any token will do
+        # masked: any token will do
+        ids = pad_sequence([torch.as_tensor(prompt) for prompt in prompts], batch_first=True)
         mask = torch.arange(ids.shape[1]) < lengths[:, None]
         device = self.model.device
         return ids.to(device), mask.to(device), (lengths - 1).to(device)
@@ -261,56 +244,40 @@ class AnswerModel:
         logits: torch.Tensor = self.model.network(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
         return logits.gather(1, places[:, :, None].expand(-1, -1, logits.shape[2]))
 
-    def _suffix_tree(self, ids: torch.Tensor, mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def _suffix_tree(self, tree: TokenTree, ids: torch.Tensor, mask: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """All suffixes behind one run of the prompt: a node sees the prompt, its ancestors and itself."""
-        assert self.tree is not None
         batch, width = ids.shape
-        device, nodes = ids.device, len(self.tree.tokens)
-        tokens = torch.tensor(self.tree.tokens, dtype=torch.int64, device=device)
+        device, whole = ids.device, width + len(tree.tokens)
+        tokens, depths = torch.tensor([tree.tokens, tree.depths()], dtype=torch.int64, device=device)
         ids = torch.cat([ids, tokens.expand(batch, -1)], 1)
-        prompt_positions = (mask.cumsum(1) - 1).clamp_min(0)
-        depths = torch.tensor(self.tree.depths(), dtype=torch.int64, device=device)
-        positions = torch.cat([prompt_positions, mask.sum(1, keepdim=True) - 1 + depths], 1)
+        order = torch.arange(whole, device=device).expand(batch, -1)
+        positions = torch.cat([order[:, :width], ends[:, None] + depths], 1)
 
-        seen = torch.zeros(batch, width + nodes, width + nodes, dtype=torch.bool, device=device)
-        seen[:, :width, :width] = torch.ones(width, width, dtype=torch.bool, device=device).tril() & mask[:, None, :]
-        seen[:, width:, :width] = mask[:, None, :]
-        seen[:, width:, width:] = self.tree.ancestors().to(device)
-        seen |= torch.eye(width + nodes, dtype=torch.bool, device=device)  # padding sees itself: no row is empty
+        seen = torch.ones(whole, whole, dtype=torch.bool, device=device).tril()
+        seen[width:, width:] = tree.ancestors().to(device)
+        itself = torch.eye(whole, dtype=torch.bool, device=device)  # so does padding: no row is empty
+        seen = seen & F.pad(mask, (0, len(tokens)), value=True)[:, None, :] | itself
         dtype = next(self.model.network.parameters()).dtype
         bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
 
-        node_places = torch.arange(width, width + nodes, device=device).expand(batch, -1)
-        everywhere = torch.cat([places[:, None], node_places], 1)
-        logits = self._forward(ids, everywhere, bias[:, None], position_ids=positions)
-        return self._sum_paths(logits)
-
-    def _sum_paths(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log-probability of each suffix [B, r] from the logits at all nodes [B, nodes + 1, vocabulary]."""
-        assert self.tree is not None
-        steps = [(answer, node, token) for answer, path in enumerate(self.tree.paths) for node, token in path]
-        answer, node, token = torch.tensor(steps, device=logits.device).T
-        logits = logits.float()
+        places = torch.cat([ends[:, None], order[:, width:]], 1)
+        logits = self._forward(ids, places, bias[:, None], position_ids=positions).float()
+        steps = [(answer, node, token) for answer, path in enumerate(tree.paths) for node, token in path]
+        answer, node, token = torch.tensor(steps, device=device).T
         chosen = logits[:, node, token] - logits.logsumexp(2)[:, node]
-        z = chosen.new_zeros(len(logits), len(self.tree.paths))
-        return z.index_add(1, answer, chosen)
+        return chosen.new_zeros(batch, len(tree.paths)).index_add(1, answer, chosen)
 
     def _separate_suffixes(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """The plain way: every prompt once with every suffix."""
         answers = self.answers.tokens
-        whole = [[*prompt, *suffix[:-1]] for prompt in prompts for suffix in answers]
-        ids, mask, ends = self._pad(whole)
-        lengths = [len(suffix) for _ in prompts for suffix in answers]
-        longest = max(lengths)
+        ids, mask, ends = self._pad([[*prompt, *suffix[:-1]] for prompt in prompts for suffix in answers])
+        tokens, counts, lasts = (part.repeat(len(prompts), 1) for part in self._pad(answers))
         # the places that predict a suffix's tokens; short suffixes repeat their last place and do not count it
-        back = torch.tensor([[max(length - 1 - step, 0) for step in range(longest)] for length in lengths])
-        tokens = torch.tensor([[*suffix, *[0] * (longest - len(suffix))] for _ in prompts for suffix in answers])
-        counts = torch.tensor([[step < length for step in range(longest)] for length in lengths])
-        places = ends[:, None] - back.to(ends.device)
+        steps = torch.arange(tokens.shape[1], device=ends.device)
+        places = ends[:, None] - (lasts.view(-1, 1) - steps).clamp_min(0)
         logits = self._forward(ids, places, _unless_all(mask)).float().log_softmax(2)
-        chosen = logits.gather(2, tokens.to(logits.device)[:, :, None])[:, :, 0]
-        z = (chosen * counts.to(chosen.device)).sum(1).view(len(prompts), len(answers))
-        return z, places[:: len(answers), 0]
+        chosen = logits.gather(2, tokens[:, :, None])[:, :, 0]
+        return (chosen * counts).sum(1).view(len(prompts), -1), places[:: len(answers), 0]
 
 
 def _unless_all(mask: torch.Tensor) -> torch.Tensor | None:
