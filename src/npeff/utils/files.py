@@ -6,6 +6,7 @@ import contextlib
 import errno
 import glob
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -241,6 +242,13 @@ def sha256(path: Path) -> str:
     """Hex digest of a file's content."""
     with Path(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def installed_file(package: str, name: str) -> Path | None:
+    """A file that an installed package brings, found without importing the package; None if it is not there."""
+    spec = importlib.util.find_spec(package)
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    return next((path for folder in folders if (path := Path(folder) / name).is_file()), None)
 
 
 def remove_partials(directory: Path, below: bool = False) -> None:
