@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from npeff.tasks.config import BUILTIN, DataConfig
-from npeff.tasks.label_parsing import Labels, answer_text
+from npeff.tasks.data import Labels, answer_text
 from npeff.tasks.task import Task, load_task, task_from_yaml
 from npeff.utils.errors import UserError
 

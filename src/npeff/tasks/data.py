@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from npeff.tasks.config import FIELD, DataConfig
-from npeff.tasks.label_parsing import Labels, answer_text, scalar_text
 from npeff.tasks.readers import Row, Source, open_source
 from npeff.tasks.task import Task
 from npeff.utils.errors import UserError
-from npeff.utils.text import is_text
+from npeff.utils.text import cut, is_text
+from npeff.utils.types import Array
 
 _CHUNK = 65_536
+_NUMBER = re.compile(r"(-?[0-9]{1,18})(?:\.0+)?")
 _SHOWN = 5
 """Bad examples that are described when such are left out."""
 
@@ -96,7 +98,6 @@ class _Reader:
     def __init__(self, task: Task, config: DataConfig, source: Source) -> None:
         self._task, self._config, self._source = task, config, source
         self._labels = Labels(task)
-        self._gold = "answer" if task.answers == "vocabulary" else "label"
         text_columns = (config.text_column,) if config.text_column else task.text_columns
         hint = " Name the right one with --text-column, or with text_columns: [NAME] in the task file."
         self._text_column = self._required(text_columns, hint)
@@ -113,11 +114,8 @@ class _Reader:
 
     def table(self) -> pa.Table:
         """All usable rows. They become Arrow in chunks: a million never exist as Python objects at once."""
-        strings = ("answer", *(FIELD + name for name in self._task.fields))
-        schema = pa.schema(
-            [("source_row", pa.int64()), ("text", pa.string()), ("label", pa.int32())]
-            + [(name, pa.string()) for name in strings]
-        )
+        types = {"source_row": pa.int64(), "text": pa.string(), "label": pa.int32(), "answer": pa.string()}
+        schema = pa.schema(types | dict.fromkeys(_identity(self._task), pa.string()))
         examples = self._examples()
         chunks = iter(lambda: list(islice(examples, _CHUNK)), [])
         table = pa.Table.from_batches([pa.RecordBatch.from_pylist(chunk, schema) for chunk in chunks], schema)
@@ -134,7 +132,7 @@ class _Reader:
 
     def notes(self, table: pa.Table) -> list[str]:
         """What people should know who expect that their data have labels."""
-        if table[self._gold].null_count < len(table):
+        if table[self._task.gold].null_count < len(table):
             return []
         if self._label_column is not None:
             why = f"Every value of its column {self._label_column!r} is empty or -1."
@@ -182,14 +180,14 @@ class _Reader:
             self._label_column = next((name for name in self._label_columns if name in row), None)
             self._look_for_labels(row)
         value = None if self._label_column is None else row.get(self._label_column)
-        gold = answer_text(value) if self._gold == "answer" else self._labels.read(value)
+        gold = answer_text(value) if self._task.gold == "answer" else self._labels.read(value)
         fields = {FIELD + name: scalar_text(row.get(name)) for name in self._task.fields}
         for name, field in fields.items():
             if field is None:
                 raise ValueError(f"the value of {name.removeprefix(FIELD)!r} is missing")
         if not all(is_text(part) for part in (text, *fields.values(), gold) if isinstance(part, str)):
             raise ValueError("there is half of a surrogate pair in it, which no UTF-8 file can hold")
-        return {"text": text, self._gold: gold, **fields}
+        return {"text": text, self._task.gold: gold, **fields}
 
     def _look_for_labels(self, row: Row) -> None:
         """Note which labels the columns hold that are not declared; one with anything else is no label column."""
@@ -205,13 +203,13 @@ def _identity(task: Task) -> list[str]:
     return ["text", *(FIELD + name for name in task.fields)]
 
 
-def _first_of_each(table: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _first_of_each(table: pa.Table) -> Array:
     """Positions of the first occurrence of every distinct row, in order."""
     numbered = table.append_column("row", pa.array(np.arange(len(table))))
     return np.sort(numbered.group_by(table.column_names).aggregate([("row", "min")])["row_min"].to_numpy())
 
 
-def _shuffled(count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _shuffled(count: int, seed: int) -> Array:
     """A random order. From the raw bits of PCG64, which NumPy keeps the same for ever, unlike its `permutation`."""
     return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
 
@@ -219,8 +217,6 @@ def _shuffled(count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 def _few_shot(task: Task, config: DataConfig, table: pa.Table, dropped: list[str]) -> tuple[str, pa.Table]:
     """The few-shot prefix and the examples without those in it."""
     worked = list(_draw(task, config, table)) if config.few_shot else task.few_shot
-    if not worked:
-        return "", table
     prefix = "".join(task.render_worked(example["text"], example["label"], example) for example in worked)
     rest = table
     for example in worked:  # duplicates go too: none should meet its own answer in the prefix
@@ -235,12 +231,109 @@ def _few_shot(task: Task, config: DataConfig, table: pa.Table, dropped: list[str
 
 def _draw(task: Task, config: DataConfig, table: pa.Table) -> Iterator[dict[str, str]]:
     """`config.few_shot` random labelled examples, in the order drawn."""
-    gold = table["answer" if task.answers == "vocabulary" else "label"]
-    labelled = table.filter(pc.is_valid(gold))
+    labelled = table.filter(pc.is_valid(table[task.gold]))
     if config.few_shot > len(labelled):
         raise UserError(
             f"--few-shot is {config.few_shot}, but only {len(labelled)} examples have a label; draw fewer of them."
         )
     for row in labelled.take(_shuffled(len(labelled), config.few_shot_seed)[: config.few_shot]).to_pylist():
-        label = row["answer"] if task.answers == "vocabulary" else task.labels[row["label"]]
+        label = task.labels[row["label"]] if task.labels else row["answer"]
         yield {"text": row["text"], "label": label, **{name: row[FIELD + name] for name in task.fields}}
+
+
+class Labels:
+    """Reads the labels of one task.
+
+    In this order, a label is what `label_map` says, an answer text as it stands, the same up to case and underscores,
+    or the number of an answer counted from 0. Numbers do not count where answers are numbers themselves (1 to 5 stars
+    would be off by one without anybody noticing) or where the task says that they do not.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._numbers = task.label_numbers and not any(_NUMBER.fullmatch(label) for label in task.labels)
+        self._exact = {label: index for index, label in enumerate(task.labels)}
+        self._exact |= {key: self._exact[label] for key, label in task.label_map.items()}
+        self._loose: dict[str, set[int]] = {}
+        for text, index in self._exact.items():
+            self._loose.setdefault(_loose(text), set()).add(index)
+
+    def read(self, value: Any) -> int | None:
+        """Find the answer that a label in the data names.
+
+        Args:
+            value: The label, as JSON holds it.
+
+        Returns:
+            Index into the task's labels; None for null, an empty text and -1, which stand for no label.
+
+        Raises:
+            ValueError: It names no answer, or may mean several; the message says so.
+        """
+        text = scalar_text(value)
+        if text is None or not text.strip():
+            return None
+        if text in self._exact:
+            return self._exact[text]
+        labels = self._task.labels
+        meanings = self._loose.get(_loose(text), set())
+        if len(meanings) > 1:
+            both = " and ".join(repr(labels[index]) for index in sorted(meanings))
+            raise ValueError(f"the label {cut(text, 60)!r} may mean {both}; write it exactly, or use label_map")
+        if meanings:
+            return min(meanings)
+        number = _NUMBER.fullmatch(text.strip())
+        if number and int(number[1]) == -1:  # how GLUE marks a test set whose labels are not public
+            return None
+        if number and self._numbers and 0 <= int(number[1]) < len(labels):
+            return int(number[1])
+        known = ", ".join(labels[:10]) + (f", ... ({len(labels)} in all)" if len(labels) > 10 else "")
+        why = " (this task's labels are not numbered)" if number and not self._numbers else ""
+        raise ValueError(
+            f"unknown label {cut(text, 60)!r}{why}; known are {known}. Map others with label_map in a task file"
+        )
+
+
+def scalar_text(value: Any) -> str | None:
+    """Write a JSON scalar as text.
+
+    Args:
+        value: Any JSON value.
+
+    Returns:
+        The text; None for null and not-a-number.
+
+    Raises:
+        ValueError: It is a list or an object.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        # Python refuses to write out integers of thousands of digits
+        return str(value) if value.bit_length() < 10_000 else hex(value)
+    if isinstance(value, float):
+        return None if value != value else str(int(value)) if value.is_integer() else str(value)
+    raise ValueError(f"expected a text or a number, found {type(value).__name__}")
+
+
+def answer_text(value: Any) -> str | None:
+    """Find the right answer of an open question.
+
+    Args:
+        value: A text, a list that begins with it, or an object with a `value`, as TriviaQA has it.
+
+    Returns:
+        The answer; None where there is none.
+    """
+    if isinstance(value, dict) and "value" in value:
+        value = value["value"]
+    if isinstance(value, list):
+        value = value[0] if value else None
+    text = scalar_text(value)
+    return text if text and text.strip() else None
+
+
+def _loose(text: str) -> str:
+    return " ".join(text.replace("_", " ").split()).casefold()

@@ -23,17 +23,13 @@ def hub_or_cache() -> Iterator[str]:
         Why the Hub cannot be reached; empty if it can.
     """
     reason = _unreachable()
-    clients = [
-        vars(sys.modules[name]) for name in ("huggingface_hub.constants", "datasets.config") if name in sys.modules
-    ]
-    before = [settings["HF_HUB_OFFLINE"] for settings in clients]
-    try:
-        for settings in clients:
-            settings["HF_HUB_OFFLINE"] |= bool(reason)
+    with contextlib.ExitStack() as restore:
+        for name in ("huggingface_hub.constants", "datasets.config"):
+            if reason and name in sys.modules:
+                settings = vars(sys.modules[name])
+                restore.callback(settings.update, HF_HUB_OFFLINE=settings["HF_HUB_OFFLINE"])
+                settings["HF_HUB_OFFLINE"] = True
         yield reason
-    finally:
-        for settings, offline in zip(clients, before, strict=True):
-            settings["HF_HUB_OFFLINE"] = offline
 
 
 def _unreachable() -> str:

