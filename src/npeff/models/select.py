@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,26 +112,25 @@ def select_parameters(network: nn.Module, include: Sequence[str] = (), exclude: 
     Raises:
         UserError: A pattern matches nothing, nothing is selected, or a selected parameter cannot be captured.
     """
+    from transformers.pytorch_utils import Conv1D
+
     parameters = [name for name, _ in network.named_parameters()]
-    for pattern in (*include, *exclude):
-        if not fnmatch.filter(parameters, pattern):
+    matches = {pattern: set(fnmatch.filter(parameters, pattern)) for pattern in (*include, *exclude)}
+    for pattern, names in matches.items():
+        if not names:
             raise UserError(
                 f"Pattern {pattern!r} matches no parameter. Names look like: {', '.join(parameters[:3])}. "
                 "`npeff params MODEL` lists them."
             )
-    default = _default_parameters(network)
-    left_out = []
-    kinds_of: dict[str, set[str]] = {}
-    for name in parameters:
-        if (_matches(name, include) if include else name in default) and not _matches(name, exclude):
-            owner, _, kind = name.rpartition(".")
-            kinds_of.setdefault(owner, set()).add(kind)
-        else:
-            left_out.append(name)
+    chosen = set[str]().union(*(matches[pattern] for pattern in include)) if include else _default_parameters(network)
+    chosen = chosen.difference(*(matches[pattern] for pattern in exclude))
+    kinds_of: dict[str, set[str]] = defaultdict(set)
+    for owner, _, kind in (name.rpartition(".") for name in parameters if name in chosen):
+        kinds_of[owner].add(kind)
     captured, refused = [], []
     for owner, kinds in kinds_of.items():
         module = network.get_submodule(owner)
-        if _is_linear(module) and kinds <= {"weight", "bias"}:
+        if isinstance(module, nn.Linear | Conv1D) and kinds <= {"weight", "bias"}:
             captured.append(CapturedModule(owner, module, "weight" in kinds, "bias" in kinds))
         else:
             refused += [f"{owner}.{kind} ({type(module).__name__})" for kind in sorted(kinds)]
@@ -142,23 +142,13 @@ def select_parameters(network: nn.Module, include: Sequence[str] = (), exclude: 
         )
     if not captured:
         raise UserError("No parameters are selected. Change --include or --exclude; `npeff params MODEL` lists them.")
-    return Selection(tuple(captured), tuple(left_out))
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return Selection(tuple(captured), tuple(name for name in parameters if name not in chosen))
 
 
 def _pattern(refused: str) -> str:
     """A pattern that names a refused parameter in every block."""
     name = refused.split(" ")[0]
     return "'" + ".".join("*" if part.isdigit() else part for part in name.split(".")) + "'"
-
-
-def _is_linear(module: nn.Module) -> bool:
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, nn.Linear | Conv1D)
 
 
 def _default_parameters(network: Any) -> set[str]:
