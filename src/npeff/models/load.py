@@ -75,9 +75,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     device = choose_device(config.device)
     path, options = _locate(config)
     safe = "gguf_file" not in options or None  # the other format is a pickle
-    with contextlib.ExitStack() as blocks:
-        unreachable = "" if Path(path).exists() else blocks.enter_context(hub_or_cache())
-        blocks.enter_context(_loading(config.model, unreachable))
+    with _loading(config.model, path):
         network, report = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, config.dtype), use_safetensors=safe, output_loading_info=True, **options
         )
@@ -113,35 +111,30 @@ def _locate(config: ModelConfig) -> tuple[str, dict[str, str | bool | None]]:
 
 
 @contextlib.contextmanager
-def _loading(model: str, unreachable: str = "") -> Iterator[None]:
+def _loading(model: str, path: str) -> Iterator[None]:
     """No progress bars for reading files, and a message for each of the many ways in which loading fails."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    try:
-        yield
-    except Exception as error:
-        if out_of_memory(error):
-            raise UserError(f"Model {model!r} does not fit in memory. Try --dtype bfloat16.") from error
-        reason = first_line(error) + (f" (the Hub cannot be reached: {unreachable})" if unreachable else "")
-        raise UserError(
-            f"Could not load model {model!r}: {reason}. "
-            f"Give a Hub id that you can reach, a local model directory, a .gguf file, or {EMBEDDED}."
-        ) from error
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-
-
-def cache_directory() -> Path:
-    """Where converted models are kept: $NPEFF_CACHE, or a folder in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("NPEFF_CACHE") or f"{base}/npeff").expanduser()
+    with contextlib.nullcontext("") if Path(path).exists() else hub_or_cache() as unreachable:
+        try:
+            yield
+        except Exception as error:
+            if out_of_memory(error):
+                raise UserError(f"Model {model!r} does not fit in memory. Try --dtype bfloat16.") from error
+            reason = first_line(error) + (f" (the Hub cannot be reached: {unreachable})" if unreachable else "")
+            hint = f"Give a Hub id that you can reach, a local model directory, a .gguf file, or {EMBEDDED}."
+            raise UserError(f"Could not load model {model!r}: {reason}. {hint}") from error
+        finally:
+            if bars:
+                logging.enable_progress_bar()
 
 
 def embedded_model() -> Path:
-    """Find SmolLM2-135M-Instruct, which is converted from the installed package once and then cached.
+    """Find SmolLM2-135M-Instruct, which is converted from the installed package once.
+
+    It is kept in $NPEFF_CACHE, or else in a folder of the user's cache.
 
     Returns:
         Its directory.
@@ -150,7 +143,8 @@ def embedded_model() -> Path:
         UserError: The package is not installed.
         OSError: The converted model cannot be moved to its place.
     """
-    target = cache_directory() / f"{EMBEDDED}-v1"
+    base = os.environ.get("NPEFF_CACHE") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/npeff"
+    target = Path(base).expanduser() / f"{EMBEDDED}-v1"
     if (target / "config.json").is_file():
         return target
     source = installed_file(EMBEDDED_PACKAGE, EMBEDDED_FILE)
@@ -162,7 +156,7 @@ def embedded_model() -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     print(f"Converting {EMBEDDED} once (about half a minute) to {target}")
-    with _loading(EMBEDDED):
+    with _loading(EMBEDDED, str(source)):
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         network = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
         # the weights are not quantised any more; while marked as such they could not be saved

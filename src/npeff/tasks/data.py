@@ -161,9 +161,8 @@ class _Reader:
             except ValueError as error:
                 message = f"{self._source.unit} {number}: {error}"
                 if self._config.on_bad_example == "error":
-                    raise UserError(
-                        f"{self._source.name}, {message}. (--on-bad-example drop leaves such examples out.)"
-                    ) from error
+                    hint = "(--on-bad-example drop leaves such examples out.)"
+                    raise UserError(f"{self._source.name}, {message}. {hint}") from error
                 self._bad += 1
                 self._shown += [message] * (self._bad <= _SHOWN)
 
@@ -233,9 +232,8 @@ def _draw(task: Task, config: DataConfig, table: pa.Table) -> Iterator[dict[str,
     """`config.few_shot` random labelled examples, in the order drawn."""
     labelled = table.filter(pc.is_valid(table[task.gold]))
     if config.few_shot > len(labelled):
-        raise UserError(
-            f"--few-shot is {config.few_shot}, but only {len(labelled)} examples have a label; draw fewer of them."
-        )
+        few = f"only {len(labelled)} examples have a label; draw fewer of them."
+        raise UserError(f"--few-shot is {config.few_shot}, but {few}")
     for row in labelled.take(_shuffled(len(labelled), config.few_shot_seed)[: config.few_shot]).to_pylist():
         label = task.labels[row["label"]] if task.labels else row["answer"]
         yield {"text": row["text"], "label": label, **{name: row[FIELD + name] for name in task.fields}}
