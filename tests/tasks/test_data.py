@@ -149,6 +149,8 @@ def test_splits_of_a_local_file(write: Write) -> None:
     fails(path, "use --limit", split="train[:10%]")
     fails(write([{"text": "a"}]), "no column 'split'", split="train")
     fails(path, "leave it out", data_config="plus")
+    odd = write([{"text": "a", "split": ["train"]}, {"text": "b", "split": "train"}])
+    assert columns(load(odd, split="train"))["text"] == ["b"], "a list is no split"
 
 
 # ---- data without labels
