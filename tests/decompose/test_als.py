@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize, minimize_scalar
 
 from npeff.decompose.als import Als, Quartic, inverse, loss_along
-from npeff.decompose.blocks import Blocks, Rotation
+from npeff.decompose.blocks import Blocks, Rotation, start_components
 from npeff.decompose.config import FitConfig
-from npeff.decompose.initial import start_components
 from npeff.decompose.npeff import Npeff
 from npeff.store.rows import ArrayRows
 from tests.decompose.reference import losses, pefs, planted, ragged

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npeff.decompose.blocks import Blocks, Rotation, chunks, leading_directions, pef_norms, share
+from npeff.decompose.blocks import Blocks, Rotation, chunks, leading_directions, pef_norms, share, spread_out
 from npeff.store.rows import ArrayRows
 from npeff.utils.errors import UserError
 from tests.decompose.reference import pefs, ragged
@@ -82,3 +82,11 @@ def test_rotation_keeps_inner_products_and_lifts_back():
 def _unit(source, i):
     G = source.read(i, i + 1).double().numpy()
     return G / np.sqrt(np.linalg.norm(G.T @ G)) if len(G) else G
+
+
+def test_kmeans_plus_plus_spreads_out():
+    vectors = torch.eye(4).repeat_interleave(25, dim=0)
+    vectors[::2] *= -1  # the sign of a direction means nothing
+    chosen = spread_out(vectors, 4, torch.Generator().manual_seed(0))
+    assert sorted((chosen // 25).tolist()) == [0, 1, 2, 3]
+    assert len(set(spread_out(vectors, 10, torch.Generator().manual_seed(0)).tolist())) == 10

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from npeff.decompose.als import AlsState
-from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.checkpoint import Checkpoint, History
 from npeff.decompose.clusters import ClustersState
 from npeff.decompose.config import FitConfig, PaperConfig, SaeConfig
-from npeff.decompose.history import History
 from npeff.decompose.methods import create
 from npeff.decompose.paper import PaperState
 from npeff.decompose.sae import SaeState

@@ -19,12 +19,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from npeff.decompose.blocks import Block, Blocks
-from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.blocks import Block, Blocks, replacements
+from npeff.decompose.checkpoint import Checkpoint, History
 from npeff.decompose.coefficients import example_losses, fit_coefficients
 from npeff.decompose.config import FitConfig
-from npeff.decompose.history import History
-from npeff.decompose.initial import replacements
 from npeff.utils import distributed
 
 SWEEPS = 3

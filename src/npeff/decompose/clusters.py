@@ -9,9 +9,8 @@ from typing import Self
 import torch
 
 from npeff.decompose.base import Decomposition
-from npeff.decompose.blocks import Block, Blocks
-from npeff.decompose.history import History
-from npeff.decompose.initial import replacements, start_components
+from npeff.decompose.blocks import Block, Blocks, replacements, start_components
+from npeff.decompose.checkpoint import History
 from npeff.store.rows import RowSource
 from npeff.utils import distributed
 

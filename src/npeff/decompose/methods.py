@@ -8,13 +8,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from npeff.decompose.base import CONFIG, Decomposition
-from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.base import CONFIG, Decomposition, SavedDecomposition
+from npeff.decompose.checkpoint import Checkpoint, History
 from npeff.decompose.clusters import Clusters
 from npeff.decompose.config import FitConfig
-from npeff.decompose.history import History
 from npeff.decompose.npeff import GradientNpeff, Npeff
-from npeff.decompose.records import SavedDecomposition
 from npeff.decompose.sae import Sae
 from npeff.decompose.svd import ActivationSvd, GradientSvd
 from npeff.utils.configs import read_record

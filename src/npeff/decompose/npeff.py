@@ -11,9 +11,8 @@ import torch
 
 from npeff.decompose.als import Als, gram
 from npeff.decompose.base import Decomposition
-from npeff.decompose.blocks import Blocks
+from npeff.decompose.blocks import Blocks, start_components
 from npeff.decompose.coefficients import example_losses, fit_coefficients
-from npeff.decompose.initial import start_components
 from npeff.decompose.paper import Paper, start
 from npeff.store.rows import RowSource
 

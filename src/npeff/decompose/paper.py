@@ -9,9 +9,8 @@ import torch
 
 from npeff.decompose.als import gram, inner
 from npeff.decompose.blocks import Blocks
-from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.checkpoint import WINDOW, Checkpoint, History
 from npeff.decompose.config import FitConfig
-from npeff.decompose.history import WINDOW, History
 from npeff.utils import distributed
 from npeff.utils.errors import UserError
 

@@ -10,8 +10,8 @@ import torch
 
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Blocks
+from npeff.decompose.checkpoint import WINDOW, History
 from npeff.decompose.config import SaeConfig
-from npeff.decompose.history import WINDOW, History
 from npeff.store.rows import RowSource
 from npeff.utils import distributed
 
