@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, minimize_scalar
 
-from npeff.decompose.als import Als, Quartic, inverse, loss_along
 from npeff.decompose.blocks import Blocks, Rotation, start_components
 from npeff.decompose.config import FitConfig
-from npeff.decompose.npeff import Npeff
+from npeff.decompose.npeff import Als, Npeff, Quartic, loss_along
+from npeff.decompose.solver import inverse
 from npeff.store.rows import ArrayRows
 from tests.decompose.reference import losses, pefs, planted, ragged
 

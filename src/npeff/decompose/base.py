@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -205,25 +206,24 @@ class Decomposition(ABC):
         """
         if order not in self.orders:
             raise UserError(f"Examples of {self.config.method} can be ranked by {', '.join(self.orders)}, not {order}.")
-        return {"positive": self.coefficients, "negative": -self.coefficients, "absolute": self.coefficients.abs()}[
-            order
-        ]
+        if order == "positive":
+            return self.coefficients
+        return -self.coefficients if order == "negative" else self.coefficients.abs()
 
     @property
     def energy(self) -> torch.Tensor:
         """Share of each component in the squared coefficients, float64 [C]."""
-        squares = torch.zeros(self.coefficients.shape[1], dtype=torch.float64)
-        for chunk in torch.split(self.coefficients, _EXAMPLES):
-            squares += chunk.square().sum(dim=0, dtype=torch.float64)
+        squares = self._total(lambda chunk: chunk.square().sum(dim=0, dtype=torch.float64))
         return squares / squares.sum().clamp(min=1e-300)
 
     @property
     def used(self) -> torch.Tensor:
         """Number of examples in which the coefficient of each component is not zero, int64 [C]."""
-        used = torch.zeros(self.coefficients.shape[1], dtype=torch.int64)
-        for chunk in torch.split(self.coefficients, _EXAMPLES):
-            used += (chunk != 0).sum(dim=0)
-        return used
+        return self._total(lambda chunk: (chunk != 0).sum(dim=0))
+
+    def _total(self, count: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Sum of what `count` gives for the coefficients [n, C] of some examples at a time."""
+        return functools.reduce(torch.add, map(count, torch.split(self.coefficients, _EXAMPLES)))
 
     def overlap(self) -> torch.Tensor | None:
         """Inner products of components as parts of an example.
@@ -282,7 +282,7 @@ class Decomposition(ABC):
             method=self.config.method,
             components=list(self.components.shape),
             config=self.config,
-            history=Outcome(self.history.ending, self.history.reseeded, self._loss),
+            history=self._outcome,
             notes=self.notes,
             sha256=sha256(directory / "tensors.safetensors"),
         )
@@ -298,9 +298,7 @@ class Decomposition(ABC):
         return Diagnostics(
             verdict=self.history.verdict(self.config.tolerance),
             passes=max(len(self.history.steps) - 1, 0),
-            loss=self._loss,
-            ending=self.history.ending,
-            reseeded=self.history.reseeded,
+            **vars(self._outcome),
             unused_components=int((used == 0).sum()),
             examples_per_component=Spread(int(used.min()), int(used.median()), int(used.max())),
             components_per_example=float(used.sum()) / max(len(self.coefficients), 1),
@@ -312,8 +310,9 @@ class Decomposition(ABC):
         )
 
     @property
-    def _loss(self) -> float | None:
-        return self.history.loss if self.history.steps else None
+    def _outcome(self) -> Outcome:
+        history = self.history
+        return Outcome(history.ending, history.reseeded, history.loss if history.steps else None)
 
     # What fits of all methods share.
 

@@ -297,24 +297,23 @@ def pef_norms(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
     return norms
 
 
-def leading_directions(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
-    """Unit leading right singular vectors.
+def leading_direction(source: RowSource, example: int) -> torch.Tensor:
+    """Unit leading right singular vector of an example.
 
     Args:
-        rows: Rows one example after another, [sum of ranks, p].
-        ranks: Rows per example, [n].
+        source: The rows.
+        example: Which example.
 
     Returns:
-        The vectors of examples that are not zero, float32 [n', p].
+        The vector, float32 [1, p]; [0, p] of an example that is zero.
     """
-    directions = []
-    for G in torch.split(rows, ranks.tolist()):
-        size = G.abs().max() if len(G) else 0.0
-        if size > 0:
-            G = G / size
-            vector = G[0] if len(G) == 1 else torch.linalg.eigh((G @ G.T).double())[1][:, -1].float() @ G
-            directions.append(vector / vector.norm())
-    return torch.stack(directions) if directions else rows.new_zeros(0, rows.shape[1])
+    G = source.read(example, example + 1)
+    size = G.abs().max() if len(G) else 0.0
+    if size == 0:
+        return G[:0]
+    G = G / size
+    vector = G[0] if len(G) == 1 else torch.linalg.eigh((G @ G.T).double())[1][:, -1].float() @ G
+    return (vector / vector.norm())[None]
 
 
 def start_components(source: RowSource, components: int, init: str, seed: int, signed: bool = False) -> torch.Tensor:
@@ -332,15 +331,13 @@ def start_components(source: RowSource, components: int, init: str, seed: int, s
         Unit vectors, float32 [C, p].
     """
     generator = torch.Generator().manual_seed(seed)
-    ranks = np.asarray(source.ranks)
-    filled = np.flatnonzero(ranks > 0)
+    filled = np.flatnonzero(np.asarray(source.ranks) > 0)
     order = filled[torch.randperm(len(filled), generator=generator).numpy()]
     wanted = components if init == "random" else SAMPLE * components
     directions = torch.empty(0, source.dim)
     while len(directions) < components and len(order):  # zero PEFs have no direction; look further
         some, order = np.sort(order[:wanted]), order[wanted:]
-        new = (leading_directions(source.read(i, i + 1), ranks[i : i + 1]) for i in some)
-        directions = torch.cat([directions, *new])
+        directions = torch.cat([directions, *(leading_direction(source, int(i)) for i in some)])
     if init == "random":
         return directions[torch.randperm(len(directions), generator=generator)[:components]]
     return directions[spread_out(directions, components, generator, signed)]
@@ -383,10 +380,9 @@ def replacements(source: RowSource, losses: list[tuple[float, int]], count: int)
     Returns:
         Unit vectors, float32 [n, p].
     """
-    ranks = np.asarray(source.ranks)
     directions = torch.empty(0, source.dim)
     for _, example in sorted(losses, reverse=True):
-        direction = leading_directions(source.read(example, example + 1), ranks[example : example + 1])
+        direction = leading_direction(source, example)
         if len(direction) and not bool(((directions @ direction[0]).square() > 0.9).any()):
             directions = torch.cat([directions, direction])
         if len(directions) == count:

@@ -167,7 +167,14 @@ def _draw(axes: Any, steps: list[Step]) -> None:
         axes.legend()
 
 
-State = TypeVar("State")
+@dataclass
+class State:
+    """What a checkpoint holds besides tensors; solvers add what they need."""
+
+    history: History = field(default_factory=History)
+
+
+Kind = TypeVar("Kind")
 
 
 @dataclass
@@ -197,7 +204,7 @@ class Checkpoint:
             write_json(self.directory / "state.json", seal, sealed=True)
             self._remove_others(number)
 
-    def load(self, kind: type[State]) -> tuple[torch.Tensor, dict[str, torch.Tensor], State] | None:
+    def load(self, kind: type[Kind]) -> tuple[torch.Tensor, dict[str, torch.Tensor], Kind] | None:
         """Read the last checkpoint. A damaged one is named and not used: the fit begins again.
 
         Args:
