@@ -132,7 +132,7 @@ class Als(Solver[AlsState]):
         curvature = self._project(direction)
         cross, square = (H @ direction.T).double(), gram(direction)
         slope = float(torch.dot(self.T.view(-1), direction.view(-1))) - inner(M, cross)  # ⟨T − MH, Δ⟩
-        alpha = loss_along(self.S, self.K, cross, square, slope, curvature).best_step()
+        alpha = best_step(*loss_along(self.S, self.K, cross, square, slope, curvature))
         (beta, limit), extrapolated = self.state.beta, self.have_previous
         self._move(alpha, beta if extrapolated else 0.0)
         before = self.loss
@@ -244,36 +244,29 @@ class Als(Solver[AlsState]):
             part.W *= norms.square()
 
 
-@dataclass(frozen=True)
-class Quartic:
-    """loss(H + αΔ) − loss(H) = c1·α + c2·α² + c3·α³ + c4·α⁴ for fixed coefficients W."""
+def best_step(c1: float, c2: float, c3: float, c4: float) -> float:
+    """The α ≥ 0 with the lowest c1·α + c2·α² + c3·α³ + c4·α⁴.
 
-    c1: float
-    c2: float
-    c3: float
-    c4: float
+    Args:
+        c1: Coefficient of α.
+        c2: Coefficient of α².
+        c3: Coefficient of α³.
+        c4: Coefficient of α⁴.
 
-    def __call__(self, step: float) -> float:
-        return step * (self.c1 + step * (self.c2 + step * (self.c3 + step * self.c4)))
-
-    def best_step(self) -> float:
-        """The α ≥ 0 with the lowest loss.
-
-        Returns:
-            The step length; 0 if no step lowers the loss.
-        """
-        cubic = np.array([4 * self.c4, 3 * self.c3, 2 * self.c2, self.c1])
-        if not np.isfinite(cubic).all() or not cubic.any():
-            return 0.0
-        roots = np.roots(cubic)
-        candidates = [0.0, *(float(root.real) for root in roots if root.real > 0)]
-        # a double root may come out with a small imaginary part; comparing values is safe for any candidate
-        return min(candidates, key=self)
+    Returns:
+        The step length; 0 if no step lowers the loss.
+    """
+    cubic = np.array([4 * c4, 3 * c3, 2 * c2, c1])
+    if not np.isfinite(cubic).all() or not cubic.any():
+        return 0.0
+    candidates = [0.0, *(float(root.real) for root in np.roots(cubic) if root.real > 0)]
+    # a double root may come out with a small imaginary part; comparing values is safe for any candidate
+    return min(candidates, key=lambda step: step * (c1 + step * (c2 + step * (c3 + step * c4))))
 
 
 def loss_along(
     S: torch.Tensor, K: torch.Tensor, K_cross: torch.Tensor, K_step: torch.Tensor, slope: float, curvature: float
-) -> Quartic:
+) -> tuple[float, float, float, float]:
     """The loss from H along Δ, from small matrices only, all float64 [C, C].
 
     It is a quartic since ‖Gᵢ(h + αδ)‖² and the Gram matrix (H + αΔ)(H + αΔ)ᵀ are quadratic in α.
@@ -287,15 +280,12 @@ def loss_along(
         curvature: Σ Wᵢⱼ‖GᵢΔⱼ‖².
 
     Returns:
-        The quartic.
+        c1 to c4 of loss(H + αΔ) − loss(H) = c1·α + c2·α² + c3·α³ + c4·α⁴ for fixed coefficients W.
     """
     K1 = K_cross + K_cross.T
-    return Quartic(
-        c1=-4.0 * slope,
-        c2=float((S * (K1 * K1 + 2 * K * K_step)).sum()) - 2.0 * curvature,
-        c3=2.0 * float((S * K1 * K_step).sum()),
-        c4=float((S * K_step * K_step).sum()),
-    )
+    c2 = float((S * (K1 * K1 + 2 * K * K_step)).sum()) - 2.0 * curvature
+    c3, c4 = 2.0 * float((S * K1 * K_step).sum()), float((S * K_step * K_step).sum())
+    return -4.0 * slope, c2, c3, c4
 
 
 def matrices(rows: int, columns: list[int], device: torch.device) -> list[torch.Tensor]:
