@@ -19,11 +19,9 @@ import torch
 from bench import entry
 from npeff.collect.config import CollectConfig
 from npeff.collect.run import collect
-from npeff.decompose.als import Als
-from npeff.decompose.blocks import Blocks
+from npeff.decompose.blocks import Blocks, start_components
 from npeff.decompose.config import FitConfig, PaperConfig
-from npeff.decompose.initial import start_components
-from npeff.decompose.npeff import Npeff
+from npeff.decompose.npeff import Als, Npeff
 from npeff.store.rows import ArrayRows, RowSource
 from npeff.store.run import Run
 from npeff.store.schema import Manifest

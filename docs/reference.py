@@ -102,8 +102,8 @@ def _cell(text: str) -> str:
 
 RECORDS = {
     "manifest.json": "npeff.store.schema:Manifest",
-    "decompositions/NAME/config.json": "npeff.decompose.records:SavedDecomposition",
-    "decompositions/NAME/diagnostics.json": "npeff.decompose.records:Diagnostics",
+    "decompositions/NAME/config.json": "npeff.decompose.base:SavedDecomposition",
+    "decompositions/NAME/diagnostics.json": "npeff.decompose.base:Diagnostics",
     "decompositions/NAME/analysis/analysis.json": "npeff.analyse.records:Analysis",
     "annotations/NAME.jsonl, each line": "npeff.explore.themes:Theme",
     "perturbations/NAME/config.json": "npeff.perturb.report:Made",

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npeff.decompose.blocks import Blocks, Rotation, chunks, leading_directions, pef_norms, share
+from npeff.decompose.blocks import Blocks, Rotation, chunks, leading_direction, pef_norms, share, spread_out
 from npeff.store.rows import ArrayRows
 from npeff.utils.errors import UserError
 from tests.decompose.reference import pefs, ragged
@@ -61,12 +61,13 @@ def test_norms_and_leading_directions_match_numpy():
     source = ragged(seed=3)
     starts = np.concatenate([[0], np.cumsum(source.ranks)])
     norms = pef_norms(source.rows, source.ranks)
-    directions = iter(leading_directions(source.rows, source.ranks))
     for i, rank in enumerate(source.ranks):
         G = source.rows[starts[i] : starts[i + 1]].numpy()
         assert norms[i] == pytest.approx(np.linalg.norm(G.T @ G), rel=1e-5)
-        if rank:
-            assert abs(np.linalg.svd(G)[2][0] @ next(directions).numpy()) == pytest.approx(1, abs=1e-5)
+        directions = leading_direction(source, i).numpy()
+        assert directions.shape == (min(rank, 1), source.dim)
+        for direction in directions:
+            assert abs(np.linalg.svd(G)[2][0] @ direction) == pytest.approx(1, abs=1e-5)
 
 
 def test_rotation_keeps_inner_products_and_lifts_back():
@@ -82,3 +83,11 @@ def test_rotation_keeps_inner_products_and_lifts_back():
 def _unit(source, i):
     G = source.read(i, i + 1).double().numpy()
     return G / np.sqrt(np.linalg.norm(G.T @ G)) if len(G) else G
+
+
+def test_kmeans_plus_plus_spreads_out():
+    vectors = torch.eye(4).repeat_interleave(25, dim=0)
+    vectors[::2] *= -1  # the sign of a direction means nothing
+    chosen = spread_out(vectors, 4, torch.Generator().manual_seed(0))
+    assert sorted((chosen // 25).tolist()) == [0, 1, 2, 3]
+    assert len(set(spread_out(vectors, 10, torch.Generator().manual_seed(0)).tolist())) == 10

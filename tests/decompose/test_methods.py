@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from npeff.decompose.clusters import Clusters
+from npeff.decompose.baselines import Clusters, GradientSvd, Sae
 from npeff.decompose.config import METHODS, FitConfig, SaeConfig
 from npeff.decompose.methods import create, load
 from npeff.decompose.npeff import Npeff
-from npeff.decompose.sae import Sae
-from npeff.decompose.svd import GradientSvd
 from npeff.store.rows import ArrayRows
 from npeff.utils.errors import UserError
 from tests.decompose.reference import planted
@@ -130,7 +128,7 @@ def test_an_empty_cluster_starts_again():
 @pytest.mark.parametrize(("dim", "exact", "memory_gb"), [(20, True, 1.0), (300, True, 1.0), (300, False, 0.0)])
 def test_svd_agrees_with_numpy(dim, exact, memory_gb, monkeypatch):
     if not exact:
-        monkeypatch.setattr("npeff.decompose.svd.EXACT", 1)
+        monkeypatch.setattr("npeff.decompose.baselines.EXACT", 1)
     source = rank_one(dim=dim)
     source.rows *= torch.linspace(3, 0.1, dim) ** 2  # singular values that differ
     U, s, Vt = np.linalg.svd(unit(source), full_matrices=False)

@@ -5,7 +5,7 @@ import torch
 from npeff.decompose.blocks import Blocks
 from npeff.decompose.config import FitConfig, PaperConfig
 from npeff.decompose.npeff import Npeff
-from npeff.decompose.paper import Paper, start
+from npeff.decompose.solver import Paper, start
 from npeff.store.rows import ArrayRows
 from npeff.utils.errors import UserError
 from tests.decompose.reference import ragged

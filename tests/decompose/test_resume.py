@@ -3,14 +3,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from npeff.decompose.als import AlsState
-from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.clusters import ClustersState
+from npeff.decompose.baselines import SaeState
+from npeff.decompose.checkpoint import Checkpoint, History, State
 from npeff.decompose.config import FitConfig, PaperConfig, SaeConfig
-from npeff.decompose.history import History
 from npeff.decompose.methods import create
-from npeff.decompose.paper import PaperState
-from npeff.decompose.sae import SaeState
+from npeff.decompose.npeff import AlsState
+from npeff.decompose.solver import PaperState
 from npeff.store.rows import ArrayRows
 from tests.decompose.reference import planted
 
@@ -32,7 +30,7 @@ CONFIGS = {
 }
 
 
-STATES = {"als": AlsState, "paper": PaperState, "clusters": ClustersState, "sae": SaeState}
+STATES = {"als": AlsState, "paper": PaperState, "clusters": State, "sae": SaeState}
 
 
 @dataclass

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from npeff.analyse.run import read_examples
-from npeff.decompose.als import AlsState
 from npeff.decompose.checkpoint import Checkpoint
+from npeff.decompose.npeff import AlsState
 from npeff.decompose.run import open_decomposition
 from npeff.explore.themes import Themes
 from npeff.store.run import Run

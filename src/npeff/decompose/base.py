@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from safetensors.torch import save_file
 
 from npeff.decompose.blocks import Blocks, Rotation
-from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.config import FitConfig, suggest_components
-from npeff.decompose.history import History
-from npeff.decompose.records import Diagnostics, Notes, Outcome, SavedDecomposition, Spread
+from npeff.decompose.checkpoint import Checkpoint, History
+from npeff.decompose.config import FitConfig, Method, suggest_components
 from npeff.store.rows import RowSource
 from npeff.utils.configs import write_record
 from npeff.utils.device import choose_device
@@ -27,6 +27,111 @@ Order = Literal["positive", "negative", "absolute"]
 CONFIG = "config.json"
 _EXAMPLES = 8192
 """Examples that are looked at together: a copy of all coefficients may not fit in memory."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The command that made a decomposition, for `npeff replay`."""
+
+    command: str
+    """Always "decompose"."""
+    config: dict[str, Any]
+    """Its options, as in `DecomposeConfig`; the name and the number of components are those that were chosen."""
+
+
+@dataclass
+class Notes:
+    """Where a decomposition comes from, and what is known of held-out examples."""
+
+    run: str | None = None
+    """Fingerprint of the run that was decomposed."""
+    holdout: float = 0.0
+    """Share of examples that were held out."""
+    held_out: list[int] = field(default_factory=list)
+    """The examples that components were not fitted to, in ascending order."""
+    held_in_loss: float | None = None
+    """Mean loss of the other usable examples; None if no examples were held out."""
+    held_out_loss: float | None = None
+    """Mean loss of usable held-out examples; None if there are none."""
+    replay: Replay | None = None
+    """The command that made it; None if it was fitted in Python."""
+    made: str = ""
+    """When it was saved (UTC, ISO 8601): the newest decomposition is the run's default."""
+    made_for: str | None = None
+    """The command that needed it on its way (`compare`, `stability`); None if it is wanted for its own sake."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a fit ended."""
+
+    ending: str
+    """As in `History.ending`."""
+    reseeded: int
+    """Components that died and were started again."""
+    loss: float | None
+    """Mean loss per example that is not zero; None if nothing was fitted."""
+
+
+@dataclass(frozen=True)
+class SavedDecomposition:
+    """config.json of a decomposition: everything but its tensors."""
+
+    npeff: str
+    """Version that wrote it."""
+    method: Method
+    """The method, as in `config`."""
+    components: list[int]
+    """Shape [C, p] of the components."""
+    config: FitConfig
+    """Options of the fit."""
+    history: Outcome
+    """How the fit ended."""
+    notes: Notes
+    """Where it comes from."""
+    sha256: str
+    """Hash of tensors.safetensors."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Least, middle and largest of some counts."""
+
+    min: int
+    median: int
+    max: int
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """diagnostics.json: what to look at before trusting the components."""
+
+    verdict: str
+    """How the fit ended, in words."""
+    passes: int
+    """Number of passes."""
+    loss: float | None
+    """Mean loss per example that is not zero."""
+    ending: str
+    """As in `History.ending`."""
+    reseeded: int
+    """Components that died and were started again."""
+    unused_components: int
+    """Components that no example uses; should be 0."""
+    examples_per_component: Spread
+    """Number of examples that use a component."""
+    components_per_example: float
+    """Mean number of components that an example uses."""
+    component_energy: list[float]
+    """Share of each component in the squared coefficients."""
+    worst_examples: list[int]
+    """The 16 examples that are explained least, worst first."""
+    worst_residuals: list[float]
+    """Their residuals."""
+    held_in_loss: float | None
+    """As in the notes of config.json."""
+    held_out_loss: float | None
+    """As in the notes of config.json."""
 
 
 class Decomposition(ABC):
@@ -101,25 +206,24 @@ class Decomposition(ABC):
         """
         if order not in self.orders:
             raise UserError(f"Examples of {self.config.method} can be ranked by {', '.join(self.orders)}, not {order}.")
-        return {"positive": self.coefficients, "negative": -self.coefficients, "absolute": self.coefficients.abs()}[
-            order
-        ]
+        if order == "positive":
+            return self.coefficients
+        return -self.coefficients if order == "negative" else self.coefficients.abs()
 
     @property
     def energy(self) -> torch.Tensor:
         """Share of each component in the squared coefficients, float64 [C]."""
-        squares = torch.zeros(self.coefficients.shape[1], dtype=torch.float64)
-        for chunk in torch.split(self.coefficients, _EXAMPLES):
-            squares += chunk.square().sum(dim=0, dtype=torch.float64)
+        squares = self._total(lambda chunk: chunk.square().sum(dim=0, dtype=torch.float64))
         return squares / squares.sum().clamp(min=1e-300)
 
     @property
     def used(self) -> torch.Tensor:
         """Number of examples in which the coefficient of each component is not zero, int64 [C]."""
-        used = torch.zeros(self.coefficients.shape[1], dtype=torch.int64)
-        for chunk in torch.split(self.coefficients, _EXAMPLES):
-            used += (chunk != 0).sum(dim=0)
-        return used
+        return self._total(lambda chunk: (chunk != 0).sum(dim=0))
+
+    def _total(self, count: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Sum of what `count` gives for the coefficients [n, C] of some examples at a time."""
+        return functools.reduce(torch.add, map(count, torch.split(self.coefficients, _EXAMPLES)))
 
     def overlap(self) -> torch.Tensor | None:
         """Inner products of components as parts of an example.
@@ -178,7 +282,7 @@ class Decomposition(ABC):
             method=self.config.method,
             components=list(self.components.shape),
             config=self.config,
-            history=Outcome(self.history.ending, self.history.reseeded, self._loss),
+            history=self._outcome,
             notes=self.notes,
             sha256=sha256(directory / "tensors.safetensors"),
         )
@@ -194,9 +298,7 @@ class Decomposition(ABC):
         return Diagnostics(
             verdict=self.history.verdict(self.config.tolerance),
             passes=max(len(self.history.steps) - 1, 0),
-            loss=self._loss,
-            ending=self.history.ending,
-            reseeded=self.history.reseeded,
+            **vars(self._outcome),
             unused_components=int((used == 0).sum()),
             examples_per_component=Spread(int(used.min()), int(used.median()), int(used.max())),
             components_per_example=float(used.sum()) / max(len(self.coefficients), 1),
@@ -208,8 +310,9 @@ class Decomposition(ABC):
         )
 
     @property
-    def _loss(self) -> float | None:
-        return self.history.loss if self.history.steps else None
+    def _outcome(self) -> Outcome:
+        history = self.history
+        return Outcome(history.ending, history.reseeded, history.loss if history.steps else None)
 
     # What fits of all methods share.
 

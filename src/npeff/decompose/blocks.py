@@ -21,6 +21,8 @@ SAFE_SCALE = (1e-12, 1e12)
 
 MOST_ROWS = 4096
 """Most rows for a `Rotation`: its factor costs rows³/3."""
+SAMPLE = 4
+"""k-means++ looks at this many examples per component, not at all: it would cost a pass over the rows per component."""
 _RIDGE = 1e-6
 """Added to the diagonal in a `Rotation`: rows may depend on each other."""
 
@@ -295,24 +297,97 @@ def pef_norms(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
     return norms
 
 
-def leading_directions(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
-    """Unit leading right singular vectors.
+def leading_direction(source: RowSource, example: int) -> torch.Tensor:
+    """Unit leading right singular vector of an example.
 
     Args:
-        rows: Rows one example after another, [sum of ranks, p].
-        ranks: Rows per example, [n].
+        source: The rows.
+        example: Which example.
 
     Returns:
-        The vectors of examples that are not zero, float32 [n', p].
+        The vector, float32 [1, p]; [0, p] of an example that is zero.
     """
-    directions = []
-    for G in torch.split(rows, ranks.tolist()):
-        size = G.abs().max() if len(G) else 0.0
-        if size > 0:
-            G = G / size
-            vector = G[0] if len(G) == 1 else torch.linalg.eigh((G @ G.T).double())[1][:, -1].float() @ G
-            directions.append(vector / vector.norm())
-    return torch.stack(directions) if directions else rows.new_zeros(0, rows.shape[1])
+    G = source.read(example, example + 1)
+    size = G.abs().max() if len(G) else 0.0
+    if size == 0:
+        return G[:0]
+    G = G / size
+    vector = G[0] if len(G) == 1 else torch.linalg.eigh((G @ G.T).double())[1][:, -1].float() @ G
+    return (vector / vector.norm())[None]
+
+
+def start_components(source: RowSource, components: int, init: str, seed: int, signed: bool = False) -> torch.Tensor:
+    """Leading directions of some examples; every rank finds the same ones. Memory: 4C rows, their (4C)² products.
+
+    Args:
+        source: The rows.
+        components: Number C of components.
+        init: `kmeans++` draws examples one after another, each with probability proportional to its squared distance
+            from those drawn before; `random` draws all with the same probability.
+        seed: Seed of the draws.
+        signed: Whether the distance is that of the vectors, or that of the matrices hhᵀ, in which h and −h are equal.
+
+    Returns:
+        Unit vectors, float32 [C, p].
+    """
+    generator = torch.Generator().manual_seed(seed)
+    filled = np.flatnonzero(np.asarray(source.ranks) > 0)
+    order = filled[torch.randperm(len(filled), generator=generator).numpy()]
+    wanted = components if init == "random" else SAMPLE * components
+    directions = torch.empty(0, source.dim)
+    while len(directions) < components and len(order):  # zero PEFs have no direction; look further
+        some, order = np.sort(order[:wanted]), order[wanted:]
+        directions = torch.cat([directions, *(leading_direction(source, int(i)) for i in some)])
+    if init == "random":
+        return directions[torch.randperm(len(directions), generator=generator)[:components]]
+    return directions[spread_out(directions, components, generator, signed)]
+
+
+def spread_out(vectors: torch.Tensor, count: int, generator: torch.Generator, signed: bool = False) -> torch.Tensor:
+    """Draw vectors as k-means++ does.
+
+    Args:
+        vectors: Unit vectors, [n, p].
+        count: How many to draw.
+        generator: Source of randomness.
+        signed: As for `start_components`.
+
+    Returns:
+        Indices of the drawn ones, int64 [count].
+    """
+    similarity = vectors @ vectors.T
+    distance = (1 - (similarity if signed else similarity.square())).clamp_(min=0)
+    chosen = [int(torch.randint(len(vectors), (), generator=generator))]
+    nearest = distance[chosen[0]].double()
+    while len(chosen) < count:
+        nearest[chosen] = 0
+        if float(nearest.sum()) == 0:  # only copies of chosen ones are left
+            nearest = torch.ones_like(nearest)
+            nearest[chosen] = 0
+        chosen.append(int(torch.multinomial(nearest, 1, generator=generator)))
+        nearest = torch.minimum(nearest, distance[chosen[-1]].double())
+    return torch.tensor(chosen)
+
+
+def replacements(source: RowSource, losses: list[tuple[float, int]], count: int) -> torch.Tensor:
+    """Directions of badly explained examples that differ from each other.
+
+    Args:
+        source: The rows.
+        losses: Pairs (loss, example).
+        count: Most directions.
+
+    Returns:
+        Unit vectors, float32 [n, p].
+    """
+    directions = torch.empty(0, source.dim)
+    for _, example in sorted(losses, reverse=True):
+        direction = leading_direction(source, example)
+        if len(direction) and not bool(((directions @ direction[0]).square() > 0.9).any()):
+            directions = torch.cat([directions, direction])
+        if len(directions) == count:
+            break
+    return directions
 
 
 def _all_finite(rows: torch.Tensor) -> bool:

@@ -8,15 +8,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from npeff.decompose.base import CONFIG, Decomposition
-from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.clusters import Clusters
+from npeff.decompose.base import CONFIG, Decomposition, SavedDecomposition
+from npeff.decompose.baselines import ActivationSvd, Clusters, GradientSvd, Sae
+from npeff.decompose.checkpoint import Checkpoint, History
 from npeff.decompose.config import FitConfig
-from npeff.decompose.history import History
 from npeff.decompose.npeff import GradientNpeff, Npeff
-from npeff.decompose.records import SavedDecomposition
-from npeff.decompose.sae import Sae
-from npeff.decompose.svd import ActivationSvd, GradientSvd
 from npeff.utils.configs import read_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import sha256

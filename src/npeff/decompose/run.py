@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 
-from npeff.decompose.base import CONFIG, Decomposition
+from npeff.decompose.base import CONFIG, Decomposition, Notes, Replay, SavedDecomposition
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.config import DecomposeConfig, FitConfig, suggest_components
 from npeff.decompose.methods import create, kind_of, load
-from npeff.decompose.records import Notes, Replay, SavedDecomposition
 from npeff.store.layout import DECOMPOSITIONS, choose_decomposition, decomposition_folder
 from npeff.store.rows import SubsetRows, hold_out
 from npeff.store.run import Run

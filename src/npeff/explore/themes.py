@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
-from npeff.decompose.records import SavedDecomposition
+from npeff.decompose.base import SavedDecomposition
 from npeff.explore.config import ThemesConfig
 from npeff.store.layout import THEMES, decomposition_folder, decomposition_names
 from npeff.store.run import Run

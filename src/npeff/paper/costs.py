@@ -13,9 +13,9 @@ import torch
 
 from npeff.collect.estimate import estimate, peak_memory
 from npeff.collect.session import prepare_with_prompts
+from npeff.decompose.baselines import steps_per_entry
 from npeff.decompose.config import METHOD_TITLES, DecomposeConfig
 from npeff.decompose.run import fit
-from npeff.decompose.sae import steps_per_entry
 from npeff.paper.recipe import Step, Value, values
 from npeff.paper.runs import MADE_FOR, Experiment
 from npeff.store.layout import DECOMPOSITIONS

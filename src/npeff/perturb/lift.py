@@ -18,9 +18,9 @@ from npeff.collect.capture import Capture
 from npeff.collect.directions import combine_to_predicted, make_directions, predicted
 from npeff.collect.session import Prepared
 from npeff.collect.sketch.base import with_bias
-from npeff.decompose.als import gram, inverse
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Block, Blocks
+from npeff.decompose.solver import gram, inverse
 from npeff.models.select import CapturedModule
 from npeff.store.rows import RowSource
 from npeff.store.run import Run

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from npeff.decompose.als import gram
 from npeff.decompose.base import Decomposition
+from npeff.decompose.solver import gram
 from npeff.perturb.config import Direction
 from npeff.perturb.lift import RowSums, component_sums, example_sizes
 from npeff.perturb.protocol import Plan

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from npeff.decompose.history import History
+from npeff.decompose.checkpoint import History
 from npeff.utils.configs import from_dict, to_dict
 
 

@@ -3,9 +3,9 @@ import pytest
 import torch
 from scipy.optimize import nnls
 
-from npeff.decompose.coefficients import example_losses, fit_coefficients
 from npeff.decompose.config import FitConfig
 from npeff.decompose.npeff import Npeff
+from npeff.decompose.solver import example_losses, fit_coefficients
 from tests.decompose.reference import losses, pefs, ragged
 
 
