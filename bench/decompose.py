@@ -24,10 +24,9 @@ from npeff.decompose.blocks import Blocks
 from npeff.decompose.config import FitConfig, PaperConfig
 from npeff.decompose.initial import start_components
 from npeff.decompose.npeff import Npeff
-from npeff.store.rows import ArrayRows, RowSource
+from npeff.store.rows import ArrayRows, RowSource, Shard
 from npeff.store.run import Run
 from npeff.store.schema import Manifest
-from npeff.store.shards import Shard
 from npeff.tasks.config import DataConfig
 
 EXAMPLES = 1024

@@ -18,9 +18,9 @@ from npeff.collect.identity import PLACES, differences, identity_of
 from npeff.collect.session import Prepared, answer_texts, collect_prompts, prepare_with_prompts
 from npeff.collect.summary import summary
 from npeff.store.examples import inputs_hash
+from npeff.store.rows import Shard, read_tensors
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask, Manifest
-from npeff.store.shards import Shard, read_tensors
 from npeff.tasks.data import Dataset
 from npeff.utils import distributed
 from npeff.utils.configs import to_dict
