@@ -141,10 +141,8 @@ def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shard
 
 def _collect_shard(prepared: Prepared, prompts: list[list[int]], shard: Shard, bar: Any) -> dict[str, torch.Tensor]:
     """All tensors of one shard, in the order of its examples."""
-    config = prepared.config
-    examples = range(shard.start, shard.stop)
-    storage = getattr(torch, config.storage)
-    tensors = collect_prompts(prepared, [prompts[i] for i in examples], list(examples), bar, storage)
+    examples, storage = list(range(shard.start, shard.stop)), getattr(torch, prepared.config.storage)
+    tensors = collect_prompts(prepared, prompts[shard.start : shard.stop], examples, bar, storage)
     aside = [shard.start + i for i in tensors["set_aside"].nonzero().flatten().tolist()]
     if aside:
         tqdm.write(f"Set aside, because a value was not finite: example {', '.join(map(str, aside))}.")
