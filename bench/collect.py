@@ -14,7 +14,7 @@ import torch
 from bench import entry
 from npeff.collect.batch import Collector
 from npeff.collect.capture import Capture
-from npeff.collect.config import DirectionsConfig, SketchConfig
+from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.directions import projection, spectral
 from npeff.collect.sketch.base import Sketch
 from npeff.collect.sketch.make import make_sketch
@@ -70,7 +70,8 @@ def sentiment(model: LoadedModel) -> AnswerModel:
 def cost_ratio(model: LoadedModel, selection: Selection, sketch: Sketch, batch: list[list[int]]) -> float:
     """One row per example, with all that a collection does for it ÷ the same loss's forward and weight gradients."""
     answer_model = sentiment(model)
-    collector = Collector(model, answer_model.answers, selection, sketch, DirectionsConfig("exact"))
+    config = CollectConfig("", directions=DirectionsConfig("exact"))
+    collector = Collector(config, model, answer_model.answers, selection, sketch)
     weights = [module.module.weight for module in selection.modules]
 
     def training_step() -> None:

@@ -16,8 +16,8 @@ from npeff.explore.themes import Themes
 from npeff.perturb.report import Made, read_components, read_results
 from npeff.store.examples import inputs_hash, inputs_of
 from npeff.store.layout import ANALYSIS, DECOMPOSITIONS, PERTURBATIONS
+from npeff.store.rows import Shard
 from npeff.store.run import Run
-from npeff.store.shards import Shard
 from npeff.tasks.data import Dataset
 from npeff.utils.configs import read_record
 from npeff.utils.errors import UserError

@@ -22,8 +22,8 @@ from npeff.perturb.lift import (
     scale_to_unit,
     truncate,
 )
+from npeff.store.rows import read_tensors, tensor_names
 from npeff.store.run import Run
-from npeff.store.shards import read_tensors, tensor_names
 from npeff.utils.configs import from_dict
 from npeff.utils.errors import UserError
 

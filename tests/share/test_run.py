@@ -12,8 +12,8 @@ import torch
 from npeff.cli import main
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.run import INDEX, is_shared_name, pull, push, read_index
+from npeff.store.rows import read_tensors
 from npeff.store.run import Run
-from npeff.store.shards import read_tensors
 from npeff.utils.errors import UserError
 from tests.share.conftest import edit_index, files_of, refused
 

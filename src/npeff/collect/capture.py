@@ -7,7 +7,6 @@ delivers the module's output gradients, which go straight into the sketch. Model
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,19 +36,14 @@ class Capture:
         self._shape: tuple[int, int, int] | None = None
         self._consumer: Consumer | None = None
         self._called: set[str] = set()
-        self._handles: list[Any] = []
 
     def __enter__(self) -> Capture:
-        for module in self.modules:
-            self._handles.append(module.module.register_forward_hook(self._forward_hook(module)))
+        self._handles = [each.module.register_forward_hook(self._forward_hook(each)) for each in self.modules]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
         self._shape = None
 
     def start(self, examples: int, sequences: int, length: int) -> None:

@@ -116,13 +116,7 @@ class CheckConfig:
     """Compare captured rows with plain autograd, with and without batching, and show what the directions keep."""
 
     common: ClassVar[tuple[str, ...]] = (
-        "examples",
-        "data",
-        "text_column",
-        "label_column",
-        "dtype",
-        "device",
-        "exclude",
+        *("examples", "data", "text_column", "label_column", "dtype", "device", "exclude"),
     )
 
     model: tyro.conf.Positional[str]

@@ -6,6 +6,7 @@ V [k, r] with VᵀV ≈ S gives rows G = V J with GᵀG ≈ F, one backward pass
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from npeff.collect.config import DirectionsConfig, parse_directions
@@ -42,19 +43,14 @@ def make_directions(
     """
     p = probabilities.double()
     kind, amount = parse_directions(config.directions)
-    answers = p.shape[1]
-    if kind == "auto":
-        kind, amount = ("exact", 0) if answers <= AUTO_EXACT else ("spectral", AUTO_ROWS)
-    if kind == "exact":
-        V = spectral(p, answers - 1)
-    elif kind == "spectral" and amount < 1:
-        V = _keep_share(spectral(p, min(config.max_rows, answers - 1)), p, amount)
-    elif kind == "spectral":
-        V = spectral(p, min(int(amount), answers - 1))
-    elif kind == "projection":
-        V = projection(p, int(amount), examples, config.directions_seed)
+    count = most_rows(config, p.shape[1])
+    if kind == "projection":
+        V = projection(p, count, examples, config.directions_seed)
+    elif kind == "sampling":
+        V = sampling(p, count, examples, config.directions_seed)
     else:
-        V = sampling(p, int(amount), examples, config.directions_seed)
+        V = spectral(p, count)
+        V = _keep_share(V, p, amount) if 0 < amount < 1 else V
     kept = V.square().sum((1, 2)) / _trace(p).clamp_min(torch.finfo(torch.float64).tiny)
     return V, kept
 
@@ -153,13 +149,10 @@ def projection(p: torch.Tensor, count: int, examples: list[int], seed: int) -> t
     Returns:
         [B, count, r].
     """
-    answers = p.shape[1]
-    signs = []
-    for example in examples:
-        bits = torch.from_numpy(random_bits(-(-count * answers // 8), "projection", seed, example).copy())
-        flat = (bits[:, None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and(1).flatten()[: count * answers]
-        signs.append(flat.double().mul_(2).sub_(1).view(count, answers))
-    scaled = torch.stack(signs).to(p.device) * (p.sqrt() / count**0.5)[:, None, :]
+    size = count * p.shape[1]
+    bits = np.stack([random_bits(-(-size // 8), "projection", seed, example) for example in examples])
+    ones = torch.from_numpy(np.unpackbits(bits, axis=1, count=size, bitorder="little")).to(p)
+    scaled = (2 * ones - 1).view(len(p), count, -1) * (p.sqrt() / count**0.5)[:, None, :]
     return scaled - scaled.sum(2, keepdim=True) * p[:, None, :]
 
 
@@ -176,12 +169,8 @@ def sampling(p: torch.Tensor, count: int, examples: list[int], seed: int) -> tor
         [B, count, r].
     """
     batch, answers = p.shape
-    uniforms = torch.stack(
-        [
-            torch.from_numpy((random_bits(8 * count, "sampling", seed, example).view("<u8") >> 11) * 2.0**-53)
-            for example in examples
-        ]
-    ).to(p.device)
+    bits = np.stack([random_bits(8 * count, "sampling", seed, example).view("<u8") for example in examples])
+    uniforms = torch.from_numpy((bits >> 11) * 2.0**-53).to(p.device)
     drawn = torch.searchsorted(p.cumsum(1), uniforms).clamp_max(answers - 1)
     V = -p[:, None, :].expand(batch, count, answers).clone()
     V.scatter_add_(2, drawn[:, :, None], torch.ones_like(drawn, dtype=p.dtype)[:, :, None])

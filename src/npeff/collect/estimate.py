@@ -14,8 +14,7 @@ import torch
 
 from npeff.collect.config import CollectConfig
 from npeff.collect.session import Prepared, collect_prompts, prepare_with_prompts
-from npeff.utils import distributed
-from npeff.utils.distributed import world_size
+from npeff.utils.distributed import rank, start, world_size
 from npeff.utils.text import amount, duration
 
 
@@ -41,11 +40,11 @@ def estimate_collection(config: CollectConfig) -> Estimate:
     Returns:
         The cost.
     """
-    distributed.start()
+    start()
     prepared, _, prompts = prepare_with_prompts(config)
     prepared.collector.answer_model.check_tree(max(prompts, key=len))
     cost = estimate(prepared, prompts)
-    if distributed.rank() == 0:
+    if rank() == 0:
         _print(cost, prepared, prompts)
     return cost
 
@@ -69,8 +68,7 @@ def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
     chosen = representative([_tokens(prompts, batch, extra) for batch in batches], min(3, -(-len(batches) // 4)))
     sample = [i for index in chosen for i in batches[index]]
     begin = time.perf_counter()
-    storage = getattr(torch, config.storage)
-    tensors = collect_prompts(prepared, [prompts[i] for i in sample], sample, storage=storage)
+    tensors = collect_prompts(prepared, [prompts[i] for i in sample], sample, storage=getattr(torch, config.storage))
     seconds = time.perf_counter() - begin
     everything, measured = _tokens(prompts, range(len(prompts)), extra), _tokens(prompts, sample, extra)
     total = seconds * everything / measured / world_size()

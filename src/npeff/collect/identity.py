@@ -7,6 +7,7 @@ from typing import Any
 
 from npeff.collect.config import CollectConfig
 from npeff.models.load import LoadedModel
+from npeff.store.schema import AskedTask
 from npeff.tasks.task import Task
 from npeff.utils.configs import to_dict
 
@@ -33,15 +34,10 @@ def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: s
     for name in _HOW:
         values.pop(name)
     return values | {
-        "task": _describe(task) | {"prefix": prefix},  # a task file may change under the same name
+        "task": to_dict(AskedTask(task.name, task.prompt, task.answers, list(task.labels), prefix)),
         "collected": config.collected,
         "model_sha256": model.fingerprint(),
     }
-
-
-def _describe(task: Task) -> dict[str, Any]:
-    """What of a task decides about the numbers."""
-    return {"name": task.name, "prompt": task.prompt, "answers": task.answers, "labels": list(task.labels)}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> list[str]:

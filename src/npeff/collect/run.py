@@ -18,9 +18,9 @@ from npeff.collect.identity import PLACES, differences, identity_of
 from npeff.collect.session import Prepared, answer_texts, collect_prompts, prepare_with_prompts
 from npeff.collect.summary import summary
 from npeff.store.examples import inputs_hash
+from npeff.store.rows import Shard, read_tensors
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask, Manifest
-from npeff.store.shards import Shard, read_tensors
 from npeff.tasks.data import Dataset
 from npeff.utils import distributed
 from npeff.utils.configs import to_dict
@@ -141,10 +141,8 @@ def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shard
 
 def _collect_shard(prepared: Prepared, prompts: list[list[int]], shard: Shard, bar: Any) -> dict[str, torch.Tensor]:
     """All tensors of one shard, in the order of its examples."""
-    config = prepared.config
-    examples = range(shard.start, shard.stop)
-    storage = getattr(torch, config.storage)
-    tensors = collect_prompts(prepared, [prompts[i] for i in examples], list(examples), bar, storage)
+    examples, storage = list(range(shard.start, shard.stop)), getattr(torch, prepared.config.storage)
+    tensors = collect_prompts(prepared, prompts[shard.start : shard.stop], examples, bar, storage)
     aside = [shard.start + i for i in tensors["set_aside"].nonzero().flatten().tolist()]
     if aside:
         tqdm.write(f"Set aside, because a value was not finite: example {', '.join(map(str, aside))}.")

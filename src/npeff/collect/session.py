@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from npeff.collect.batch import Collector, Wanted
+from npeff.collect.batch import Collector
 from npeff.collect.config import CollectConfig
 from npeff.collect.identity import PLACES, differences, identity_of
 from npeff.collect.sketch.make import make_sketch
@@ -58,11 +58,7 @@ def prepare(config: CollectConfig, task: Task | None = None) -> Prepared:
     selection = select_parameters(model.network, config.model.include, config.model.exclude)
     answers = resolve_answers(task, model.tokenizer)
     sketch = make_sketch(config.sketch, selection.modules, model.device)
-    wanted = Wanted(config.fisher, config.gradient, config.activation)
-    collector = Collector(
-        model, answers, selection, sketch, config.directions, wanted, share_prompt=config.share_prompt
-    )
-    return Prepared(config, task, answers, model, selection, collector)
+    return Prepared(config, task, answers, model, selection, Collector(config, model, answers, selection, sketch))
 
 
 def prepare_run(run: Run, device: str | None = None) -> Prepared:

@@ -1,12 +1,23 @@
-"""What a decomposition reads: rows of examples, from memory or from a store larger than memory, or some of them."""
+"""What a decomposition reads: rows of examples, from memory or from the shards of a run, or some of them.
+
+A shard is what was collected about a block of examples, in one safetensors file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+
+from npeff.store.layout import SHARDS
+from npeff.utils.errors import UserError, out_of_memory
+from npeff.utils.types import Array
 
 
 class RowSource(Protocol):
@@ -17,7 +28,7 @@ class RowSource(Protocol):
         """Length p of a row."""
 
     @property
-    def ranks(self) -> np.ndarray:
+    def ranks(self) -> Array:
         """Rows per example, int64, shape [m]."""
 
     def read(self, start: int, stop: int) -> torch.Tensor:
@@ -27,7 +38,7 @@ class RowSource(Protocol):
 class ArrayRows:
     """Rows held in memory."""
 
-    def __init__(self, rows: torch.Tensor, ranks: Sequence[int] | np.ndarray | None = None) -> None:
+    def __init__(self, rows: torch.Tensor, ranks: Sequence[int] | Array | None = None) -> None:
         """`rows` has shape [sum of ranks, p]; without `ranks` every example has one row."""
         self.rows = rows
         self.ranks = np.ones(len(rows), dtype=np.int64) if ranks is None else np.asarray(ranks, dtype=np.int64)
@@ -46,7 +57,7 @@ class ArrayRows:
 class SubsetRows:
     """The examples `chosen` (ascending) of a source; reads no more rows at a time than it is asked for."""
 
-    def __init__(self, source: RowSource, chosen: np.ndarray) -> None:
+    def __init__(self, source: RowSource, chosen: Array) -> None:
         self._source, self._chosen = source, np.asarray(chosen, dtype=np.int64)
         self._all_ranks = np.asarray(source.ranks, dtype=np.int64)
         self.ranks = self._all_ranks[self._chosen]
@@ -72,7 +83,7 @@ class SubsetRows:
             parts.append(self._source.read(first, last)[torch.from_numpy(np.repeat(keep, ranks))])
         return torch.cat(parts) if parts else torch.empty(0, self.dim)
 
-    def _stretches(self, wanted: np.ndarray) -> Iterator[tuple[int, int]]:
+    def _stretches(self, wanted: Array) -> Iterator[tuple[int, int]]:
         """Ranges of the source that hold the wanted examples, none longer than the number wanted."""
         position = 0
         while position < len(wanted):
@@ -82,8 +93,116 @@ class SubsetRows:
             position = beyond
 
 
-def hold_out(examples: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(examples: int, share: float, seed: int) -> tuple[Array, Array]:
     """Numbers of the held-in and of the held-out examples, drawn with `seed`, each ascending."""
     shuffled = np.random.default_rng([seed, 1]).permutation(examples)
     count = round(share * examples)
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A block of examples start..stop-1."""
+
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def file(self) -> str:
+        return f"{SHARDS}/{self.number:05d}.safetensors"
+
+    @property
+    def record(self) -> str:
+        return f"{SHARDS}/{self.number:05d}.json"
+
+
+class StoredRows:
+    """A RowSource over a run's shards; nothing is held in memory."""
+
+    def __init__(self, shards: Sequence[Shard], whole: Callable[[Shard], Path], tensor: str, ranks: Array) -> None:
+        """Rows of all shards.
+
+        Args:
+            shards: All of them, equally long but for the last.
+            whole: Gives the file of a shard, after a check that it is what was written.
+            tensor: Name of the tensor that holds the rows.
+            ranks: Rows per example, int64 [m].
+        """
+        self.shards, self.tensor, self.ranks = shards, tensor, ranks
+        self._whole = whole
+        self._size = shards[0].stop - shards[0].start if shards else 1
+        self._fitting: set[int] = set()
+        self.dim = int(self._shape(shards[0])[1]) if len(ranks) else 0
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Rows of some examples.
+
+        Args:
+            start: Number of the first example.
+            stop: Number behind the last one.
+
+        Returns:
+            Their rows one after another, float32, [sum of ranks, p].
+        """
+        parts = []
+        for shard in self.shards[start // self._size : -(-stop // self._size)]:
+            first, last = max(start, shard.start), min(stop, shard.stop)
+            if self.tensor == "rows":
+                ends = np.concatenate([[0], np.cumsum(self.ranks[shard.start : last])])
+                parts.append(self._read(shard, int(ends[first - shard.start]), int(ends[-1])).float())
+            else:  # one for every example, also for those set aside
+                every = self._read(shard, first - shard.start, last - shard.start).float()
+                parts.append(every[torch.from_numpy(self.ranks[first:last] > 0)])
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts) if parts else torch.empty(0, self.dim)
+
+    def _read(self, shard: Shard, first: int, last: int) -> torch.Tensor:
+        path = self._whole(shard)
+        if shard.number not in self._fitting:
+            self._check_shape(shard, path)
+        with _opened(path) as handle:
+            part: torch.Tensor = handle.get_slice(self.tensor)[first:last]
+        return part
+
+    def _shape(self, shard: Shard) -> list[int]:
+        path = self._whole(shard)
+        with _opened(path) as handle:
+            shape: list[int] = handle.get_slice(self.tensor).get_shape()
+        if len(shape) != 2:
+            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}.")
+        return shape
+
+    def _check_shape(self, shard: Shard, path: Path) -> None:
+        """Refuse a shard, of a run from elsewhere, that does not have the rows which the example table promises."""
+        ranks = self.ranks[shard.start : shard.stop]
+        expected = [int(ranks.sum()) if self.tensor == "rows" else len(ranks), self.dim]
+        shape = self._shape(shard)
+        if shape != expected:
+            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}, not {expected}.")
+        self._fitting.add(shard.number)
+
+
+def read_tensors(path: Path, names: list[str]) -> dict[str, torch.Tensor]:
+    """Named tensors of a shard."""
+    with _opened(path) as handle:
+        return {name: handle.get_tensor(name) for name in names}
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Names of a shard's tensors."""
+    with _opened(path) as handle:
+        return list(handle.keys())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A shard's file; what is wrong with it is a UserError."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            yield handle
+    except (SafetensorError, OSError) as error:
+        if out_of_memory(error):
+            raise
+        raise UserError(f"Cannot read {path}: {error}. `npeff verify` repairs damaged shards.") from error

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 
 from npeff.store.examples import inputs_hash, usable
 from npeff.store.layout import EXAMPLES, MANIFEST, SHARDS
-from npeff.store.schema import KINDS, Manifest, ShardRecord, read_manifest, wrong_columns
-from npeff.store.shards import Shard, StoredRows, read_tensors, tensor_names
+from npeff.store.rows import Shard, StoredRows, read_tensors, tensor_names
+from npeff.store.schema import Manifest, ShardRecord, read_manifest, wrong_columns
 from npeff.utils.configs import read_record, write_record
 from npeff.utils.errors import UserError, out_of_memory
 from npeff.utils.files import remove_partials, sha256, whole_file
@@ -171,12 +171,11 @@ class Run:
             UserError: The run was collected, or shared, without them.
         """
         self._check_rows()
-        tensor, switch = KINDS[kind]
         if kind not in self.manifest.collected:
-            raise UserError(f"{self.path} has no {kind} rows. Collect a run with {switch}.")
+            raise UserError(f"{self.path} has no {kind} rows. Collect a run with --{kind}.")
         ranks = self.table["rank"].to_numpy().astype(np.int64)
         ranks = ranks if kind == "fisher" else self.usable.astype(np.int64)
-        return StoredRows(self.shards, self.whole_shard, tensor, ranks)
+        return StoredRows(self.shards, self.whole_shard, "rows" if kind == "fisher" else kind, ranks)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A per-example tensor of all shards, [m, ...]; for the small ones, such as `probabilities`."""

@@ -16,12 +16,8 @@ from npeff.utils.files import SEAL, parse_json, without_seal
 FORMAT = 1
 """Version of the layout of a run directory."""
 
-# what a decomposition may ask for: tensor in the shards, and the switch of `npeff collect` that adds it
-KINDS = {
-    "fisher": ("rows", "--fisher"),
-    "gradient": ("gradient", "--gradient"),
-    "activation": ("activation", "--activation"),
-}
+KINDS = ("fisher", "gradient", "activation")
+"""What a decomposition may ask for; switches of `npeff collect` have the same names."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ def _check_manifest(manifest: Manifest) -> None:
         if not 0 < getattr(manifest, name) < 2**40:
             raise UserError(f"{name} is wrong.")
     collected = manifest.identity.get("collected")
-    if not isinstance(collected, list) or not all(kind in list(KINDS) for kind in collected):
+    if not isinstance(collected, list) or not all(kind in KINDS for kind in collected):
         raise UserError("identity.collected is missing or wrong.")
     if manifest.complete and len(manifest.shards) != -(-manifest.examples // manifest.shard_examples):
         raise UserError("examples, shard_examples or the number of shards is wrong.")

@@ -27,9 +27,8 @@ class Sketch(abc.ABC):
         self.device = torch.device(device)
         self.modules = {module.name: module for module in modules}
 
-    @abc.abstractmethod
     def fold_input(self, module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
-        """What to keep of a module's inputs until its output gradients arrive.
+        """What to keep of a module's inputs until its output gradients arrive: all of it, unless less is enough.
 
         Args:
             module: The module.
@@ -38,12 +37,12 @@ class Sketch(abc.ABC):
         Returns:
             What `accumulate` takes as `folded`.
         """
+        return x
 
     @abc.abstractmethod
     def accumulator(self, batch: int) -> torch.Tensor:
         """Zeros that `accumulate` adds to, for `batch` examples."""
 
-    @abc.abstractmethod
     def accumulate(
         self, module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor, total: torch.Tensor
     ) -> None:
@@ -53,6 +52,17 @@ class Sketch(abc.ABC):
             module: The module.
             delta: Its output gradients, [B, T, d_out].
             folded: What `fold_input` kept of its inputs.
+            total: From `accumulator`; changed in place.
+        """
+        self.add(module, gradients(module, delta, folded), total)
+
+    @abc.abstractmethod
+    def add(self, module: CapturedModule, gradient: torch.Tensor, total: torch.Tensor) -> None:
+        """Add the sketch of a module's whole gradients to `total`.
+
+        Args:
+            module: The module.
+            gradient: Per-example gradients, float32 [B, d_out, columns].
             total: From `accumulator`; changed in place.
         """
 
@@ -67,7 +77,6 @@ class Sketch(abc.ABC):
             float32 [B, p].
         """
 
-    @abc.abstractmethod
     def matvec(self, gradient: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Project one gradient.
 
@@ -77,6 +86,10 @@ class Sketch(abc.ABC):
         Returns:
             float32 [p].
         """
+        total = self.accumulator(1)
+        for name, matrix in gradient.items():
+            self.add(self.modules[name], matrix.to(self.device, torch.float32)[None], total)
+        return self.finish(total)[0]
 
     @abc.abstractmethod
     def rmatvec_module(self, module: CapturedModule, y: torch.Tensor) -> torch.Tensor:

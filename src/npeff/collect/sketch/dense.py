@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
-from npeff.collect.sketch.base import Sketch, gradients, random_signs
+from npeff.collect.sketch.base import Sketch, random_signs
 from npeff.models.select import CapturedModule
 
 ROW_BLOCK_ENTRIES = 2**24
@@ -27,37 +27,19 @@ class DenseSketch(Sketch):
         for start in range(0, d_out, step):
             stop = min(d_out, start + step)
             # one key per row of the matrix, so that the numbers do not depend on the block size
-            signs = torch.cat(
-                [
-                    random_signs(columns * self.dim, "dense", self.config.sketch_seed, module.name, row)
-                    for row in range(start, stop)
-                ]
-            )
+            keys = [("dense", self.config.sketch_seed, module.name, row) for row in range(start, stop)]
+            signs = torch.cat([random_signs(columns * self.dim, *key) for key in keys])
             yield start, stop, signs.view(-1, self.dim).to(self.device, torch.float32)
-
-    def fold_input(self, module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
-        return x
 
     def accumulator(self, batch: int) -> torch.Tensor:
         return torch.zeros(batch, self.dim, device=self.device)
 
-    def accumulate(
-        self, module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor, total: torch.Tensor
-    ) -> None:
-        self._add(module, gradients(module, delta, folded), total)
-
-    def _add(self, module: CapturedModule, gradient: torch.Tensor, total: torch.Tensor) -> None:
+    def add(self, module: CapturedModule, gradient: torch.Tensor, total: torch.Tensor) -> None:
         for start, stop, signs in self._blocks(module):
             total += gradient[:, start:stop].reshape(len(gradient), -1) @ signs
 
     def finish(self, total: torch.Tensor) -> torch.Tensor:
         return total / math.sqrt(self.dim)
-
-    def matvec(self, gradient: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        total = self.accumulator(1)
-        for name, matrix in gradient.items():
-            self._add(self.modules[name], matrix.to(self.device, torch.float32)[None], total)
-        return self.finish(total)[0]
 
     def rmatvec_module(self, module: CapturedModule, y: torch.Tensor) -> torch.Tensor:
         y = y.to(self.device, torch.float32) / math.sqrt(self.dim)

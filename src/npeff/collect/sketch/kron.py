@@ -9,7 +9,7 @@ token grows with d and not with d². The side of the inputs is computed once and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 
@@ -53,12 +53,9 @@ class KronSketch(Sketch):
         """Aᵀ or Bᵀ of a module, copies beside each other: [d, copies · side]."""
         key = (module.name, side, dtype)
         if key not in self._matrices:
-            width = module.shape[0] if side == "out" else module.shape[1]
-            count = width * self.side
-            copies = [
-                random_signs(count, "kron", self.config.sketch_seed, module.name, side, copy).view(width, self.side)
-                for copy in range(self.copies)
-            ]
+            count = module.shape[side == "in"] * self.side
+            keys = [("kron", self.config.sketch_seed, module.name, side, copy) for copy in range(self.copies)]
+            copies = [random_signs(count, *key).view(-1, self.side) for key in keys]
             self._matrices[key] = torch.cat(copies, 1).to(self.device, dtype).mul_(self._entry)
         return self._matrices[key]
 
@@ -101,15 +98,14 @@ class KronSketch(Sketch):
             flat = folded
         return flat * self._scale
 
-    def matvec(self, gradient: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        total = self.accumulator(1)
-        for name, matrix in gradient.items():
-            module = self.modules[name]
-            matrix = matrix.to(self.device, torch.float32)
-            left = self._matrix(module, "out", torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
-            right = self._matrix(module, "in", torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
-            total[0] += (left.mT @ matrix @ right).sum(0)
-        return self.finish(total)[0]
+    def add(self, module: CapturedModule, gradient: torch.Tensor, total: torch.Tensor) -> None:
+        left, right = self._by_copy(module, "out"), self._by_copy(module, "in")
+        for example, matrix in zip(total, gradient, strict=True):
+            example += (left.mT @ matrix @ right).sum(0)
+
+    def _by_copy(self, module: CapturedModule, side: str) -> torch.Tensor:
+        """Aᵀ or Bᵀ of every copy, float32 [copies, d, side]."""
+        return self._matrix(module, side, torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
 
     def rmatvec_module(self, module: CapturedModule, y: torch.Tensor) -> torch.Tensor:
         y = y.to(self.device, torch.float32) * self._scale
@@ -118,8 +114,7 @@ class KronSketch(Sketch):
             for place, sign in zip(*self._folding, strict=True):
                 cells.index_add_(0, place, y * sign)
             y = cells
-        left = self._matrix(module, "out", torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
-        right = self._matrix(module, "in", torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
+        left, right = self._by_copy(module, "out"), self._by_copy(module, "in")
         return torch.bmm(left @ y.view(self.side, self.side), right.mT).sum(0)
 
     def memory(self) -> int:

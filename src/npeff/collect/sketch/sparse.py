@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from npeff.collect.config import SketchConfig
-from npeff.collect.sketch.base import Sketch, gradients
+from npeff.collect.sketch.base import Sketch
 from npeff.models.select import CapturedModule
 from npeff.utils.random import random_bits
 
@@ -106,8 +106,7 @@ class SparseSketch(Sketch):
                 mixed = self._buffer("mixed", torch.int32, self.dim, span.regions)
                 spare = self._buffer("spare", torch.int32, self.dim, span.regions)
                 draw_slots(self._steps, span.words, span.length, mixed, spare, picks)
-                middles = torch.arange(span.regions, device=self.device) * (2 * span.length) + span.length
-                picks += middles
+                picks += torch.arange(span.regions, device=self.device) * (2 * span.length) + span.length
                 if self._keep:
                     self._kept[module.name, span.start] = picks.to(self._kept_type)
             yield span, picks
@@ -119,19 +118,10 @@ class SparseSketch(Sketch):
             self._buffers[name] = torch.empty(size, dtype=dtype, device=self.device)
         return self._buffers[name][:size].view(shape)
 
-    def fold_input(self, module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
-        return x
-
     def accumulator(self, batch: int) -> torch.Tensor:
         return torch.zeros(self.dim, batch, device=self.device)
 
-    def accumulate(
-        self, module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor, total: torch.Tensor
-    ) -> None:
-        self._add(module, gradients(module, delta, folded), total)
-
-    def _add(self, module: CapturedModule, gradient: torch.Tensor, total: torch.Tensor) -> None:
-        """Add the projections of gradients [B, d_out, columns] to total [p, B], all but the scale."""
+    def add(self, module: CapturedModule, gradient: torch.Tensor, total: torch.Tensor) -> None:
         batch = len(gradient)
         flat = gradient.reshape(batch, -1).T
         if self.kernels is not None:
@@ -147,12 +137,6 @@ class SparseSketch(Sketch):
 
     def finish(self, total: torch.Tensor) -> torch.Tensor:
         return (total.T / math.sqrt(USES)).contiguous()
-
-    def matvec(self, gradient: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        total = self.accumulator(1)
-        for name, matrix in gradient.items():
-            self._add(self.modules[name], matrix.to(self.device, torch.float32)[None], total)
-        return self.finish(total)[0]
 
     def rmatvec_module(self, module: CapturedModule, y: torch.Tensor) -> torch.Tensor:
         y = y.to(self.device, torch.float32) / math.sqrt(USES)
@@ -178,12 +162,7 @@ class SparseSketch(Sketch):
 
 
 def draw_slots(
-    steps: torch.Tensor,
-    words: torch.Tensor,
-    length: int,
-    mixed: torch.Tensor,
-    spare: torch.Tensor,
-    slots: torch.Tensor,
+    steps: torch.Tensor, words: torch.Tensor, length: int, mixed: torch.Tensor, spare: torch.Tensor, slots: torch.Tensor
 ) -> None:
     """What every coordinate takes of every region.
 
