@@ -21,14 +21,8 @@ from npeff.collect.config import CollectConfig
 from npeff.collect.run import collect
 from npeff.decompose.blocks import Blocks, start_components
 from npeff.decompose.config import FitConfig, PaperConfig
-<<<<<<< HEAD
 from npeff.decompose.npeff import Als, Npeff
-from npeff.store.rows import ArrayRows, RowSource
-=======
-from npeff.decompose.initial import start_components
-from npeff.decompose.npeff import Npeff
 from npeff.store.rows import ArrayRows, RowSource, Shard
->>>>>>> room/collect
 from npeff.store.run import Run
 from npeff.store.schema import Manifest
 from npeff.tasks.config import DataConfig
