@@ -70,7 +70,7 @@ for dim, shape in ((96, (5, 7)), (96, (3, 4)), (32, (2, 2)), (544, (6, 9)), (166
     results = []
     for sketch.kernels in (None, sparse_triton):
         total = sketch.accumulator(batch)
-        sketch._add(module, gradients, total)
+        sketch.add(module, gradients, total)
         results += [sketch.finish(total), sketch.rmatvec_module(module, y)]
     torch.testing.assert_close(results[2], results[0], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(results[3], results[1], atol=1e-5, rtol=1e-5)
