@@ -101,7 +101,7 @@ def _perturb_one(run: Run, config: PerturbConfig) -> report.Results:
         results = report.write_results(folder, [records[number] for number in sorted(records)], notes, key)
     summary = results.summary
     print(
-        f"KL ratio {summary.kl_ratio:.3g} (geometric mean of {summary.components} components), "
+        f"KL ratio {summary.kl_ratio:.3g} (in-sample, geometric mean of {summary.components} components), "
         f"norm ratio {summary.norm_ratio:.2f}; in {folder}"
     )
     return results
