@@ -28,11 +28,14 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def review_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """40 short labelled texts."""
+    return write_reviews(tmp_path_factory.mktemp("data") / "reviews.jsonl", 40)
+
+
+def write_reviews(path: Path, count: int) -> Path:
     generator = torch.Generator().manual_seed(0)
     words = " ".join(tiny.TEXTS).split()
-    path = tmp_path_factory.mktemp("data") / "reviews.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        for number in range(40):
+        for number in range(count):
             length = int(torch.randint(3, 12, (1,), generator=generator))
             chosen = [words[int(i)] for i in torch.randint(len(words), (length,), generator=generator)]
             record = {"text": f"{number} {' '.join(chosen)}", "label": ["negative", "positive"][number % 2]}

@@ -36,9 +36,9 @@ from npeff.explore.themes import Themes
 from npeff.perturb.config import ALL, Direction, PerturbConfig
 from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
 from npeff.perturb.protocol import make_plan
-from npeff.perturb.report import Results
+from npeff.perturb.records import Results
 from npeff.perturb.run import perturb
-from npeff.perturb.whitening import plan_directions
+from npeff.perturb.whitening import DirectionMaker
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.run import pull, push
 from npeff.store.examples import label_texts
@@ -332,8 +332,6 @@ def lift_component(
     component: int,
     decomposition: AnyDecomposition = None,
     direction: Direction = "whiten",
-    top: int = 16,
-    random: int = 128,
     seed: int = 0,
     device: str | None = None,
 ) -> Parameters:
@@ -345,8 +343,6 @@ def lift_component(
         decomposition: Which decomposition; without it, the run's default.
         direction: `plain`: the exact vector whose sketch is the component. `reject`: without what it shares with other
             components. `whiten`: the direction with the least effect on other examples.
-        top: whiten: top examples that are left out of the background.
-        random: whiten: random examples that are left out of the background.
         seed: Of what is drawn at random.
         device: Where to compute; where the run was collected, if not given.
 
@@ -354,10 +350,14 @@ def lift_component(
         A vector of length 1: module name → float32 [d_out, columns].
     """
     run, components = open_run(run), open_decomposition(run, decomposition)
-    plan = make_plan(run, components, [component], 1, top, random, seed)
-    directions = plan_directions(run, components, plan, direction, seed=seed)
+    defaults = PerturbConfig(_path(run))
+    protocol = "heldout" if components.notes.held_out else "paper"
+    random = min(defaults.random, len(run.table) // 2)
+    plan = make_plan(run, components, [component], 1, defaults.top, random, seed, protocol)
+    maker = DirectionMaker(run, components, plan, direction, carriers=defaults.carriers, seed=seed)
+    sums = maker.make([plan.component(component)]).sums
     prepared = prepare_run(run, device)
-    (vector,) = Lifter(run, prepared, read_prompts(run, prepared)).lift(directions.sums)
+    (vector,) = Lifter(run, prepared, read_prompts(run, prepared)).lift(sums)
     scale_to_unit(vector)
     return vector
 

@@ -13,7 +13,7 @@ from npeff.collect.session import load_prompts, prepare_run, tokenize
 from npeff.config import VerifyConfig
 from npeff.decompose.run import open_decomposition
 from npeff.explore.themes import Themes
-from npeff.perturb.report import Made, read_components, read_results
+from npeff.perturb.records import Made, read_records, read_results
 from npeff.store.examples import inputs_hash, inputs_of
 from npeff.store.layout import ANALYSIS, DECOMPOSITIONS, PERTURBATIONS
 from npeff.store.rows import Shard
@@ -120,7 +120,7 @@ def _perturbation(folder: Path) -> Iterator[str]:
     checks: tuple[Callable[[], object], ...] = (
         lambda: read_results(folder),  # and config.json
         lambda: read_object(folder / "notes.json"),
-        lambda: read_components(folder, read_record(Made, config).key),
+        lambda: read_records(folder, read_record(Made, config).key),
     )
     messages = []
     for check in checks:

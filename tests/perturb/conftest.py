@@ -19,7 +19,9 @@ from npeff.tasks.config import DataConfig
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.files import read_object
 from tests import tiny
+from tests.conftest import write_reviews
 
+METHODS = ("npeff", "gnpeff", "clusters", "svd-gradients")
 WORDS = ("good", "bad", "fine", "dull", "great", "long", "old", "best", "half", "worth")
 
 
@@ -34,11 +36,29 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory, model_directory, review_file):
-    """40 reviews, a tiny Llama with biases, two answers, and a decomposition of every method."""
+    """40 reviews, a tiny Llama with biases, two answers, and a decomposition of every method; nothing held out."""
     return make_run(tmp_path_factory.mktemp("perturb") / "run", model_directory, review_file)
 
 
-def make_run(path, model_directory, review_file, task="sst2", directions="auto", dim=2048, **options):
+@pytest.fixture(scope="session")
+def held_run(tmp_path_factory, model_directory):
+    """120 reviews, of which 60 are held out."""
+    folder = tmp_path_factory.mktemp("held")
+    reviews = write_reviews(folder / "reviews.jsonl", 120)
+    return make_run(folder / "run", model_directory, reviews, holdout=0.5)
+
+
+def make_run(
+    path,
+    model_directory,
+    review_file,
+    task="sst2",
+    directions="auto",
+    dim=2048,
+    holdout=0.0,
+    methods=METHODS,
+    **options,
+):
     torch.set_num_threads(1)
     made = collect(
         CollectConfig(
@@ -53,7 +73,7 @@ def make_run(path, model_directory, review_file, task="sst2", directions="auto",
             **options,
         )
     )
-    for method in ("npeff", "gnpeff", "clusters", "svd-gradients"):
+    for method in methods:
         decompose(
             DecomposeConfig(
                 run=str(path),
@@ -62,6 +82,7 @@ def make_run(path, model_directory, review_file, task="sst2", directions="auto",
                 components=6,
                 tolerance=1e-9,
                 max_passes=2000,
+                holdout=holdout,
                 device="cpu",
             )
         )
@@ -96,9 +117,9 @@ def many_answers(tmp_path_factory, review_file):
 
 
 @pytest.fixture
-def config(run, tmp_path):
+def config(held_run, tmp_path):
     """A config for a copy of the run, so that tests do not see each other's results."""
-    shutil.copytree(run.path, tmp_path / "run")
+    shutil.copytree(held_run.path, tmp_path / "run")
     return PerturbConfig(
         run=str(tmp_path / "run"),
         decomposition="npeff",
@@ -107,6 +128,7 @@ def config(run, tmp_path):
         top=4,
         random=16,
         target_kl=1e-3,
+        nulls=3,
         device="cpu",
     )
 

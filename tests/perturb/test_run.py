@@ -17,54 +17,157 @@ import torch
 from npeff.cli import replay
 from npeff.config import ReplayConfig
 from npeff.decompose.run import open_decomposition
+from npeff.explore.evidence import read_perturbations
 from npeff.perturb import run as command
 from npeff.perturb.config import SensingConfig
-from npeff.perturb.evaluate import geometric_mean
 from npeff.perturb.protocol import make_plan
-from npeff.perturb.report import Results, read_results
+from npeff.perturb.records import Results, chance_limit, read_results
 from npeff.perturb.run import perturb
-from npeff.perturb.whitening import plan_directions
+from npeff.perturb.statistics import geometric_mean, mean_interval, next_interval
+from npeff.perturb.whitening import DirectionMaker, users
 from npeff.store.run import Run
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, write_json
 from tests import tiny
-from tests.perturb.conftest import change, results
+from tests.conftest import write_reviews
+from tests.perturb.conftest import change, make_run, results
 
 
-def test_perturb_measures_both_signs_at_equal_effect(config):
-    found = perturb(change(config, curve=[2.0, 0.1]))["npeff"]
-    folder, saved = results(config, "npeff-reject-lift")
+def test_held_out_examples_are_measured(config, capsys):
+    found = perturb(change(config, curve=[2.0, 0.1], predict=True, ranks=True))["npeff"]
+    folder, saved = results(config, "npeff-reject-lift-heldout")
     assert [record["component"] for record in saved["components"]] == [1, 4]
     assert from_dict(Results, saved) == found == read_results(folder)
-    assert found.summary.kl_ratio == pytest.approx(geometric_mean(r["best"]["ratio"] for r in saved["components"]))
+    assert saved["parts"] == {"fit": 60, "tune": 20, "test": 40}
+    held_out = open_decomposition(Run.open(config.run), "npeff").notes.held_out
     for record in saved["components"]:
+        best = record["best"]
         assert record["fidelity"] > 0.98
-        assert [outcome["sign"] for outcome in record["outcomes"]] == [1, -1]
-        for outcome in record["outcomes"]:
-            assert outcome["top_kl"] == pytest.approx(1e-3, rel=0.05)
-            assert outcome["ratio"] == pytest.approx(outcome["top_kl"] / outcome["random_kl"])
-            assert set(outcome["accuracy"]) == {"top", "related", "random"}
-        assert record["best"]["ratio"] == max(outcome["ratio"] for outcome in record["outcomes"])
-        assert record["best"]["ratio"] == pytest.approx(record["best"]["predicted_ratio"], rel=0.1)
+        assert [trial["sign"] for trial in record["tried"]] == [1, -1]
+        for trial in record["tried"]:  # sign and length are chosen on other examples than those that are measured
+            assert trial["top_kl"] == pytest.approx(1e-3, rel=0.11)
+            assert trial["ratio"] == pytest.approx(trial["top_kl"] / trial["random_kl"])
+        chosen = max(record["tried"], key=lambda trial: trial["ratio"])
+        assert (best["sign"], best["magnitude"]) == (chosen["sign"], chosen["magnitude"])
+        assert set(best["top"]) <= set(held_out)
+        assert best["top_kl"] == pytest.approx(np.mean(best["top_kls"]))
+        others = [kl for kl in best["random_kls"] if kl is not None]
+        assert best["random_kl"] == pytest.approx(np.mean(others))
+        assert best["ratio"] == pytest.approx(best["top_kl"] / best["random_kl"])
+        assert best["interval"][0] <= best["ratio"] <= best["interval"][1]
+        assert 0 < best["permuted"]["p"] <= 1
+        assert {damage["text"] for damage in best["elsewhere"]} == {"running text", "clinc150", "triviaqa"}
+        assert set(best["accuracy"]) == {"top", "related", "random"}
         assert sum(place["share"] for place in record["where"]) == pytest.approx(1)
+        assert all(set(place["ranks"]) == {"1", "4", "16"} for place in record["where"])
         small, large = record["curve"]
-        assert small["magnitude"] == pytest.approx(0.1 * record["best"]["magnitude"])
-        assert small["top_kl"] < record["best"]["top_kl"] < large["top_kl"]
-        assert small["ratio"] == pytest.approx(record["best"]["predicted_ratio"], rel=0.02)
-    assert {"results.csv", "table.md", "curve.png", "curve.svg", "where.png", "where.svg", "config.json"} <= {
-        p.name for p in folder.iterdir()
+        assert small["magnitude"] == pytest.approx(0.1 * best["magnitude"])
+        assert small["top_kl"] < best["top_kl"] < large["top_kl"]
+        assert small["ratio"] == pytest.approx(best["predicted_ratio"], rel=0.02)
+    names = {
+        "results.csv",
+        "table.md",
+        "table.tex",
+        "curve.png",
+        "ratios.png",
+        "ratios.svg",
+        "where.svg",
+        "config.json",
     }
+    assert names <= {p.name for p in folder.iterdir()}
+    said = capsys.readouterr().out
+    assert "held-out, geometric mean of 2" in said
+    assert "random groups" in said
+    assert "in-sample" not in said
 
 
-def test_prediction_may_be_left_out_and_made_later(config):
-    found = perturb(change(config, predict=False))["npeff"].summary
+def test_the_summary_has_an_interval_and_a_null(config):
+    found = perturb(config)["npeff"]
+    best = [record.best for record in found.components]
+    assert found.summary.kl_ratio == pytest.approx(geometric_mean(outcome.ratio for outcome in best))
+    kls = [
+        [np.array([np.nan if kl is None else kl for kl in getattr(outcome, name)]) for outcome in best]
+        for name in ("top_kls", "random_kls")
+    ]
+    assert found.summary.interval == mean_interval(*kls)
+    nulls = [record.best.ratio for record in found.nulls]
+    assert len(nulls) == found.summary.null.groups == 3
+    assert found.summary.null.ratio == pytest.approx(geometric_mean(nulls))
+    assert found.summary.null.single == next_interval(nulls)
+    limits = [chance_limit(outcome, found.summary.null) for outcome in best]
+    assert found.summary.above_null == sum(o.ratio > limit for o, limit in zip(best, limits, strict=True))
+    folder, _ = results(config, "npeff-reject-lift-heldout")
+    with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["component"] for row in rows] == ["1", "4", *(f"random group {n}" for n in range(3))]
+    for row, outcome, limit in zip(rows, best, limits, strict=False):
+        assert row["effect"] == ("yes" if outcome.ratio > limit else "none")
+        assert float(row["chance"]) == limit
+    # more nulls are added to those that are there
+    more = perturb(change(config, nulls=5))["npeff"]
+    assert more.nulls[:3] == found.nulls
+    assert len(more.nulls) == 5
+
+
+def test_a_null_is_no_effect_of_its_own_examples(held_run, config):
+    """To second order, a random group's direction changes its own group more than others, and held-out groups no more than others."""
+    own = []
+    found = perturb(change(config, nulls=8, component=[1], direction="whiten", ridge=1e-3))["npeff"]
+    run = Run.open(config.run)
+    decomposition = open_decomposition(run, "npeff")
+    plan = make_plan(run, decomposition, (1,), 1, 4, 16, 0)
+    maker = DirectionMaker(run, decomposition, plan, "whiten", ridge=1e-3)
+    subjects = [plan.null(number, 0) for number in range(8)]
+    rows = run.source("fisher").read(0, 120)
+    for subject, vector in zip(subjects, maker.make(subjects).sums.vectors, strict=True):
+        effects = (rows @ vector).double().square().numpy()
+        others = np.setdiff1d(plan.fit, subject.group)
+        own.append(effects[subject.group].mean() / effects[others].mean())
+    held = [record.best.ratio for record in found.nulls]
+    assert geometric_mean(own) > 3 * geometric_mean(held)
+    low, high = found.summary.null.interval
+    assert low < 1 < high
+
+
+def test_the_papers_protocol_is_in_sample(config, capsys):
+    found = perturb(change(config, protocol="paper"))["npeff"]
+    assert found.summary.protocol == "paper"
+    for record in found.components:
+        fitted = open_decomposition(Run.open(config.run), "npeff").coefficients[:, record.component].numpy()
+        assert set(record.best.top) <= set(np.argsort(-fitted)[:4].tolist())
+        assert record.best.top_kl == pytest.approx(1e-3, rel=0.05)
+        assert record.best.ratio == pytest.approx(max(trial.ratio for trial in record.tried), rel=1e-6)
+    said = capsys.readouterr().out
+    assert "in-sample" in said
+    assert "held-out" not in said
+    folder, _ = results(config, "npeff-reject-lift-paper")
+    assert "In-sample" in (folder / "table.tex").read_text(encoding="utf-8")
+
+
+def test_another_run_is_measured(config, tmp_path, model_directory):
+    reviews = write_reviews(tmp_path / "other.jsonl", 150)
+    other = make_run(tmp_path / "other", model_directory, reviews, methods=())
+    found = perturb(change(config, component=[1], evaluate_on=str(other.path)))["npeff"]
+    assert found.parts["tune"] + found.parts["test"] == 90
+    assert 0 < found.components[0].best.top_kl < 1
+    with pytest.raises(UserError, match="--evaluate-on was another run"):
+        perturb(change(config, component=[1]))
+    longer = make_run(tmp_path / "longer", model_directory, reviews, methods=(), dim=1024)
+    with pytest.raises(UserError, match=r"was not collected as .* sketch\.dim was 2048 and is now 1024"):
+        perturb(change(config, evaluate_on=str(longer.path)))
+    with pytest.raises(UserError, match="leave --protocol paper out"):
+        change(config, protocol="paper", evaluate_on=str(other.path))
+
+
+def test_a_prediction_may_be_made_later(config):
+    found = perturb(config)["npeff"].summary
     assert found.predicted_ratio is None
-    folder, before = results(config, "npeff-reject-lift")
+    folder, before = results(config, "npeff-reject-lift-heldout")
     assert [record["best"]["predicted_ratio"] for record in before["components"]] == [None, None]
     assert "| nan" not in (folder / "table.md").read_text(encoding="utf-8")
-    again = perturb(config)["npeff"].summary
-    assert again.kl_ratio == pytest.approx(found.kl_ratio, rel=1e-6)
+    again = perturb(change(config, predict=True))["npeff"].summary
+    assert again.kl_ratio == pytest.approx(found.kl_ratio, rel=1e-4)
     assert again.predicted_ratio == pytest.approx(again.kl_ratio, rel=0.1)
 
 
@@ -82,11 +185,11 @@ def test_components_are_added(config, monkeypatch, direction):
         assert one.component == other.component
         assert one.best.top == other.best.top
         assert one.best.ratio == pytest.approx(other.best.ratio, rel=1e-3)
-    folder, saved = results(config, f"npeff-{direction}-lift")
+    folder, saved = results(config, f"npeff-{direction}-lift-heldout")
     assert saved["notes"]["ridge"] == config.ridge
     assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]["component"] == [1, 4]
     rows = (folder / "results.csv").read_text(encoding="utf-8").splitlines()
-    assert [row.split(",")[0] for row in rows[1:]] == ["1", "1", "4", "4"]
+    assert [row.split(",")[0] for row in rows[1:3]] == ["1", "4"]
     # drawn components are added too, and more of them
     drawn = perturb(change(config, component=[], count=3))["npeff"]
     assert {1, 4} < {record.component for record in drawn.components}
@@ -100,18 +203,20 @@ def test_components_are_added(config, monkeypatch, direction):
 def test_a_ridge_is_chosen_once(config):
     config = change(config, direction="whiten")
     first = perturb(change(config, component=[4]))["npeff"].notes
-    assert first.ridge in [trial.ridge for trial in first.ridges]
+    best = max(first.ridges, key=lambda trial: trial.ratio)
+    assert first.ridge == best.ridge
     assert perturb(change(config, component=[1]))["npeff"].notes == first
-    assert perturb(change(config, component=[2], perturbation="other"))["npeff"].notes.ridges != first.ridges
+    # and it does not depend on which components are asked for
+    assert perturb(change(config, component=[2], perturbation="other"))["npeff"].notes.ridges == first.ridges
 
 
 def test_what_comes_with_results_may_be_asked_for_later(config):
     first = perturb(change(config, component=[4], curve=[0.5]))["npeff"].components[0]
-    folder, _ = results(config, "npeff-reject-lift")
+    folder, _ = results(config, "npeff-reject-lift-heldout")
     saved = perturb(change(config, component=[4], save="delta"))["npeff"].components[0]
     assert (folder / saved.saved.path).is_file()
     assert saved.curve == first.curve
-    assert saved.best.ratio == pytest.approx(first.best.ratio, rel=1e-6)
+    assert saved.best.ratio == pytest.approx(first.best.ratio, rel=1e-4)
     adapter = perturb(change(config, component=[4], save="adapter"))["npeff"].components[0].saved
     assert adapter.share == 0.9
     other = perturb(change(config, component=[4], save="adapter", adapter_share=0.5))["npeff"].components[0].saved
@@ -121,9 +226,12 @@ def test_what_comes_with_results_may_be_asked_for_later(config):
 def as_in_0_1_0(run, folder):
     """Rewrite results as that version wrote them; the digest is that version's, spelled out."""
     made = read_object(folder / "config.json")
+    made.pop("evaluated")
     config = {**made["config"], "background_rows": 4096, "adapter_rank": 64}
     config |= {"components": config.pop("component"), "label": config.pop("perturbation")}
     config["sensing"] |= {"gamma": 0.99, "beta": 4.0, "inner_tolerance": 1e-3, "debias": 0}
+    for name in ("protocol", "evaluate_on", "nulls", "elsewhere", "ranks"):
+        config.pop(name)
     kept = {n: v for n, v in config.items() if n not in ("run", "label", "overwrite", "device", "memory_gb", "predict")}
     decomposition = open_decomposition(run, "npeff")
     tensors = (decomposition.components, decomposition.coefficients)
@@ -131,42 +239,50 @@ def as_in_0_1_0(run, folder):
     whole = json.dumps([run.fingerprint, run.manifest.examples_sha256, digest, kept], sort_keys=True)
     key = hashlib.sha256(whole.encode()).hexdigest()
     write_json(folder / "config.json", made | {"config": config, "key": key}, sealed=True)
+    shutil.rmtree(folder / "nulls")
+    new = ("interval", "permuted", "elsewhere", "top_kls", "random_kls")
     for path in (folder / "results.json", *(folder / "components").iterdir()):
         values = read_object(path)
+        for name in ("nulls", "parts"):
+            values.pop(name, None)
+        for name in ("protocol", "interval", "null", "above_null", "elsewhere"):
+            values.get("summary", {}).pop(name, None)
         for record in values.get("components", [values]):
-            for name in ("stationarity", "entries", "residual", "iterations", "planted_cosine", "key"):
+            for name in ("stationarity", "entries", "residual", "iterations", "planted_cosine", "key", "tried", "kind"):
                 record.pop(name, None)
+            for name in new:
+                record["best"].pop(name)
+            record["outcomes"] = [record["best"], record["best"] | {"sign": -record["best"]["sign"]}]
         write_json(path, {**values, "key": key}, sealed=True)
     notes = read_object(folder / "notes.json")
     write_json(folder / "notes.json", {"stationarity": [1.0], "ridge": notes["ridge"], "ridges": []}, sealed=True)
 
 
-def test_results_of_0_1_0_are_read_continued_and_replayed(config, tmp_path):
-    config = change(config, direction="whiten")
-    first = perturb(change(config, component=[4]))["npeff"]
+def test_results_of_0_1_0_are_read_and_not_mixed_with_others(config, tmp_path):
+    config = change(config, direction="whiten", protocol="paper")
+    first = perturb(change(config, component=[4], perturbation="npeff-whiten-lift"))["npeff"]
     folder, _ = results(config, "npeff-whiten-lift")
-    as_in_0_1_0(Run.open(config.run), folder)
-    before = (folder / "config.json").read_bytes()
+    run = Run.open(config.run)
+    as_in_0_1_0(run, folder)
     old = read_results(folder)
-    assert old.components[0].best == first.components[0].best
-    both = perturb(config)["npeff"]
-    assert [record.component for record in both.components] == [1, 4]
-    assert both.components[1].best == first.components[0].best
-    assert both.notes.ridge == first.notes.ridge
-    assert (folder / "config.json").read_bytes() == before
-    with pytest.raises(UserError, match=r"--top was 4 and is now 3"):
-        perturb(change(config, top=3))
+    assert old.components[0].best.ratio == first.components[0].best.ratio
+    assert old.summary.protocol == "paper"
+    (about, records, summary) = read_perturbations(run, "npeff", open_decomposition(run, "npeff"))[0]
+    assert (about.protocol, summary.protocol, list(records)) == ("paper", "paper", [4])
+    with pytest.raises(UserError, match="measured it in-sample, by rules that are no longer in use"):
+        perturb(change(config, perturbation="npeff-whiten-lift"))
+    assert read_results(folder) == old
     shutil.copytree(config.run, tmp_path / "again")
     shutil.rmtree(tmp_path / "again" / "perturbations")
     again = replay(ReplayConfig(str(folder), to=str(tmp_path / "again")))["npeff"]
     assert [record.component for record in again.components] == [4]
-    assert again.components[0].best.ratio == pytest.approx(first.components[0].best.ratio, rel=1e-4)
+    assert again.summary.protocol == "heldout"  # what the same command means today
 
 
 def test_results_of_another_decomposition_are_not_continued(config):
     perturb(change(config, perturbation="x"))
     with pytest.raises(UserError, match="--decomposition was npeff and is now clusters"):
-        perturb(change(config, decomposition="clusters", perturbation="x"))
+        perturb(change(config, decomposition="clusters", component=[], count=1, perturbation="x"))
     run = Run.open(config.run)
     open_decomposition(run, "gnpeff").save(run.path / "decompositions" / "npeff")
     with pytest.raises(UserError, match="the run or its decomposition was another one"):
@@ -179,28 +295,31 @@ def test_it_says_what_it_uses_and_how_long_it_takes(config, capsys):
     perturb(change(config, decomposition=None))
     said = capsys.readouterr().out
     assert "Components of svd-gradients:" in said
-    assert re.search(r"2 to do: lifting takes about [\d.]+ seconds, measuring about [\d.]+ seconds\.", said)
+    assert re.search(r"2 components and 3 random groups to do: lifting takes about [\d.]+ seconds, measuring", said)
 
 
-def test_whitening_uses_no_evaluation_example_and_beats_plain(config):
+def test_whitening_leaves_users_out_and_beats_plain(config):
     run = Run.open(config.run)
     decomposition = open_decomposition(run, "npeff")
     plan = make_plan(run, decomposition, (1, 4), 8, 4, 16, 0)
-    directions = plan_directions(run, decomposition, plan, "whiten")
-    plain = plan_directions(run, decomposition, plan, "plain")
+    subjects = [plan.component(number) for number in plan.components]
+    directions, plain, few = (
+        DirectionMaker(run, decomposition, plan, direction, carriers=carriers).make(subjects)
+        for direction, carriers in (("whiten", 1.0), ("plain", 1.0), ("whiten", 0.5))
+    )
     difference = (directions.sums.weights["fisher"] - plain.sums.weights["fisher"]).numpy()
-    for j, number in enumerate(plan.components):
-        assert not difference[j][plan.random].any()
-        assert not difference[j][plan.top_examples(number)].any()
-        assert difference[j].any()
-    few = plan_directions(run, decomposition, plan, "whiten", carriers=0.5)
     carried = (few.sums.weights["fisher"] != 0).numpy()
+    coefficients = decomposition.coefficients.numpy()
     for j, number in enumerate(plan.components):
-        assert not carried[j][np.setdiff1d(plan.random, plan.top_examples(number))].any()
-        allowed = np.union1d(plan.background, plan.top_examples(number))
-        assert carried[j].sum() == round(0.5 * len(allowed))
-    torch.testing.assert_close(few.sums.weights["fisher"] @ run.source("fisher").read(0, 40), few.sums.vectors)
-    rows = run.source("fisher").read(0, 40)
+        own = users(decomposition, number)
+        largest = coefficients[plan.fit, number].max()
+        assert (coefficients[own, number] >= 0.1 * largest).all()
+        assert 0 < len(own) <= 30
+        assert not difference[j][own].any()
+        assert difference[j].any()
+        assert carried[j].sum() == round(0.5 * 60)
+    rows = run.source("fisher").read(0, 120)
+    torch.testing.assert_close(few.sums.weights["fisher"] @ rows, few.sums.vectors)
     torch.testing.assert_close(directions.sums.weights["fisher"] @ rows, directions.sums.vectors, rtol=1e-3, atol=1e-4)
     ratios = {name: perturb(change(config, direction=name))["npeff"].summary.kl_ratio for name in ("whiten", "plain")}
     assert ratios["whiten"] > ratios["plain"]
@@ -209,19 +328,19 @@ def test_whitening_uses_no_evaluation_example_and_beats_plain(config):
 @pytest.mark.parametrize("method", ["gnpeff", "clusters", "svd-gradients"])
 def test_other_methods(config, method):
     perturb(change(config, decomposition=method, component=[], count=2, top=3, magnitude=0.05, direction="whiten"))
-    _, saved = results(config, f"{method}-whiten-lift")
+    _, saved = results(config, f"{method}-whiten-lift-heldout")
     assert len(saved["components"]) == 2
     for record in saved["components"]:
-        orders = {outcome["order"] for outcome in record["outcomes"]}
+        orders = {trial["order"] for trial in record["tried"]}
         assert orders == ({"positive", "negative", "absolute"} if method == "svd-gradients" else {"positive"})
-        assert all(outcome["magnitude"] == 0.05 for outcome in record["outcomes"])
+        assert all(trial["magnitude"] == 0.05 for trial in (*record["tried"], record["best"]))
         assert record["fidelity"] > 0.98
 
 
 def test_sensing(config):
     sensing = to_dict(SensingConfig(inner_iterations=5, long_steps=True))
     perturb(change(config, way="sensing", sensing=sensing))
-    _, saved = results(config, "npeff-reject-sensing")
+    _, saved = results(config, "npeff-reject-sensing-heldout")
     for record in saved["components"]:
         assert record["entries"] > 0
         assert record["residual"] < 0.5
@@ -236,10 +355,10 @@ def test_a_stopped_command_continues(config, monkeypatch):
     broken = change(config, perturbation="broken")
     record = command._Session.record
 
-    def stop_at_four(session, number, *rest):
-        if number == 4:
+    def stop_at_four(session, subject, *rest):
+        if subject.name == "component 4":
             raise KeyboardInterrupt
-        return record(session, number, *rest)
+        return record(session, subject, *rest)
 
     monkeypatch.setattr(command._Session, "record", stop_at_four)
     with pytest.raises(KeyboardInterrupt):
@@ -249,10 +368,10 @@ def test_a_stopped_command_continues(config, monkeypatch):
     monkeypatch.setattr(
         command._Session,
         "record",
-        lambda session, number, *rest: done.append(number) or record(session, number, *rest),
+        lambda session, subject, *rest: done.append(subject.name) or record(session, subject, *rest),
     )
     perturb(broken)
-    assert done == [4]
+    assert done == ["component 4"]
     again = results(config, "broken")[1]
     for before, after in zip(expected["components"], again["components"], strict=True):
         assert after["best"]["ratio"] == pytest.approx(before["best"]["ratio"], rel=1e-3)
@@ -283,11 +402,11 @@ def test_all_methods_in_one_table(config):
 
 def test_replay_gives_the_same_results(config, tmp_path):
     perturb(config)
-    folder, before = results(config, "npeff-reject-lift")
+    folder, before = results(config, "npeff-reject-lift-heldout")
     shutil.copytree(config.run, tmp_path / "again")
     shutil.rmtree(tmp_path / "again" / "perturbations")
     replay(ReplayConfig(str(folder), to=str(tmp_path / "again")))
-    _, after = results(change(config, run=str(tmp_path / "again")), "npeff-reject-lift")
+    _, after = results(change(config, run=str(tmp_path / "again")), "npeff-reject-lift-heldout")
     for one, other in zip(before["components"], after["components"], strict=True):
         assert one["component"] == other["component"]
         assert one["best"]["ratio"] == pytest.approx(other["best"]["ratio"], rel=1e-4)
@@ -297,7 +416,9 @@ def test_bad_input(config):
     with pytest.raises(UserError, match="no component 99"):
         perturb(change(config, component=[99]))
     with pytest.raises(UserError, match="too few"):
-        perturb(change(config, random=1000))
+        perturb(change(config, random=1000, protocol="paper"))
+    with pytest.raises(UserError, match="Cannot read --elsewhere"):
+        perturb(change(config, elsewhere="nowhere.txt"))
     with pytest.raises(UserError, match="no finished decomposition"):
         perturb(change(config, decomposition="nothing"))
     for wrong in (
@@ -307,6 +428,8 @@ def test_bad_input(config):
         {"perturbation": "../x"},
         {"magnitude": -1.0},
         {"curve": [0.0]},
+        {"nulls": -1},
+        {"protocol": "none"},
     ):
         with pytest.raises(UserError):
             change(config, **wrong)

@@ -107,7 +107,7 @@ def test_peft_loads_the_adapter(config, many_answers, tmp_path, family):
     """PEFT's own loader gives the weights of the delta: of Linear modules, and of GPT-2's transposed Conv1D."""
     if family == "gpt2":
         shutil.copytree(many_answers.path, tmp_path / "ten")
-        config = change(config, run=str(tmp_path / "ten"))
+        config = change(config, run=str(tmp_path / "ten"), protocol="paper")
     config = change(config, component=[1], adapter_share=0.9999)
     for kind in ("delta", "adapter"):
         perturb(change(config, save=kind, perturbation=kind))

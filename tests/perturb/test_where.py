@@ -20,7 +20,7 @@ def test_where_it_lives():
     module = next(m for m in selection.modules if m.name == "transformer.h.1.mlp.c_fc")
     vector[module.name][5, 7] = 3.0
     vector[module.name][2, -1] = -2.0
-    places = {place.module: place for place in find_places(vector)}
+    places = {place.module: place for place in find_places(vector, ranks=True)}
     assert places[module.name].share > 0.9
     assert (places[module.name].layer, places[module.name].kind) == (1, "mlp.c_fc")
     assert places[module.name].ranks["1"] == pytest.approx(9 / 13, abs=0.05)

@@ -8,10 +8,9 @@ import torch
 
 from npeff.decompose.run import open_decomposition
 from npeff.perturb.evaluate import Divergence
-from npeff.perturb.lift import RowSums, component_sums, scale_to_unit
+from npeff.perturb.lift import RowSums, component_sums, group_sum, scale_to_unit
 from npeff.perturb.weights import EditedWeights
-from npeff.perturb.whitening import FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
-from npeff.utils.errors import UserError
+from npeff.perturb.whitening import RIDGES, FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
 
 
 def effects(fishers, vectors):
@@ -100,8 +99,8 @@ def test_whitening_wins_where_the_background_is_shared():
     everything = FisherRows(places, places, places, torch.ones(50, dtype=torch.float64), rows)
     top = FisherRows(np.arange(6), np.arange(6), np.arange(6), everything.scales[:6], rows[:6])
     h = (u + loud)[None]
-    ridge, trials = choose_ridge(everything, [top], h, seed=0)
-    assert ridge in [trial.ridge for trial in trials]
+    ridge, trials = choose_ridge(everything, [np.arange(6)], h, [top], everything)
+    assert ridge == max(trials, key=lambda trial: trial.ratio).ridge
     background = rows[6:]
     a = whiten((background @ background.T).double(), (background @ h.T).double(), 44, ridge)
     white = h - a.T.float() @ background
@@ -110,10 +109,38 @@ def test_whitening_wins_where_the_background_is_shared():
     assert ratios[1] > 20 * ratios[0]
 
 
-def test_a_ridge_needs_examples_to_choose_on(run):
-    rows = read_fishers(run, np.arange(8))
-    with pytest.raises(UserError, match="background examples"):
-        choose_ridge(rows, [read_fishers(run, np.arange(4))], rows.rows[:1], seed=0)
+def test_a_ridge_is_the_best_on_examples_that_carry_nothing():
+    """Every ridge against a dense inverse: ratios of mean effects on other examples, top ones not counted twice."""
+    generator = torch.Generator().manual_seed(1)
+    fitted, chosen = torch.randn(30, 12, generator=generator), torch.randn(20, 12, generator=generator)
+    h = torch.randn(2, 12, generator=generator)
+    rows = [
+        FisherRows(np.arange(n), np.arange(n), np.arange(n), torch.ones(n).double(), part)
+        for n, part in ((30, fitted), (20, chosen))
+    ]
+    top = FisherRows(np.array([3, 5]), np.arange(2), np.array([3, 5]), torch.ones(2).double(), chosen[[3, 5]])
+    outside = [np.array([0, 1]), np.array([7])]
+    _, trials = choose_ridge(rows[0], outside, h, [top, top], rows[1])
+    largest = np.linalg.eigvalsh((fitted @ fitted.T).double().numpy())[-1] / 30
+    for share, trial in zip(RIDGES, trials, strict=True):
+        logs = []
+        for without, vector in zip(outside, h.double().numpy(), strict=True):
+            G = np.delete(fitted.double().numpy(), without, 0)
+            v = np.linalg.solve(G.T @ G / len(G) + share * largest * np.eye(12), vector)
+            effects = (chosen.double().numpy() @ v) ** 2
+            logs.append(np.log(effects[[3, 5]].mean() / np.delete(effects, [3, 5]).mean()))
+        assert trial.ridge == pytest.approx(share * largest)
+        assert trial.ratio == pytest.approx(np.exp(np.mean(logs)), rel=1e-2)
+
+
+def test_the_direction_of_a_group_is_its_leading_singular_vector(run):
+    source, group = run.source("fisher"), np.array([2, 9, 30])
+    vector, weights = group_sum(source, group)
+    rows = source.read(0, 40)
+    _, _, right = np.linalg.svd(rows[group].numpy(), full_matrices=False)
+    assert abs(float(vector @ torch.from_numpy(right[0]))) == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(weights @ rows, vector, rtol=1e-4, atol=1e-5)
+    assert weights.nonzero().view(-1).tolist() == group.tolist()
 
 
 def test_second_order_prediction_is_measured_at_small_magnitude(run, prepared, prompts, lifter):

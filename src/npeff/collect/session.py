@@ -43,30 +43,32 @@ class Prepared:
     collector: Collector
 
 
-def prepare(config: CollectConfig, task: Task | None = None) -> Prepared:
+def prepare(config: CollectConfig, task: Task | None = None, model: LoadedModel | None = None) -> Prepared:
     """Load the model and set up capture for a task.
 
     Args:
         config: What to collect.
         task: The task, if it was loaded already.
+        model: The model, if it was loaded already.
 
     Returns:
         What a collection needs before its first batch.
     """
     task = task or load_task(config.data.task)
-    model = load_model(config.model)
+    model = model or load_model(config.model)
     selection = select_parameters(model.network, config.model.include, config.model.exclude)
     answers = resolve_answers(task, model.tokenizer)
     sketch = make_sketch(config.sketch, selection.modules, model.device)
     return Prepared(config, task, answers, model, selection, Collector(config, model, answers, selection, sketch))
 
 
-def prepare_run(run: Run, device: str | None = None) -> Prepared:
+def prepare_run(run: Run, device: str | None = None, model: LoadedModel | None = None) -> Prepared:
     """Set up a run's own model, sketch and task again.
 
     Args:
         run: The run.
         device: Where to compute; where the run was collected, if not given.
+        model: The run's model, if it was loaded already.
 
     Returns:
         What the run was collected with.
@@ -78,7 +80,7 @@ def prepare_run(run: Run, device: str | None = None) -> Prepared:
     if device is not None:
         config = replace(config, model=replace(config.model, device=device))
     confirm_trust(config.model, run.path / "manifest.json")
-    prepared = prepare(config)
+    prepared = prepare(config, model=model)
     recorded = run.manifest.identity
     now = identity_of(config, prepared.task, prepared.model, run.manifest.task.prefix)
     if now["model_sha256"] != recorded.get("model_sha256"):

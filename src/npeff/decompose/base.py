@@ -192,11 +192,12 @@ class Decomposition(ABC):
         """Coefficients [m, C] of other examples, components fixed."""
         return self.explain(source)[0]
 
-    def scores(self, order: Order = "positive") -> torch.Tensor:
+    def scores(self, order: Order = "positive", coefficients: torch.Tensor | None = None) -> torch.Tensor:
         """What examples of a component are ranked by, largest first.
 
         Args:
             order: One of `orders`.
+            coefficients: Of other examples, [m, C]; of those that were decomposed if not given.
 
         Returns:
             Scores [m, C]; an example with 0 or less does not belong to a component.
@@ -206,9 +207,10 @@ class Decomposition(ABC):
         """
         if order not in self.orders:
             raise UserError(f"Examples of {self.config.method} can be ranked by {', '.join(self.orders)}, not {order}.")
+        W = self.coefficients if coefficients is None else coefficients
         if order == "positive":
-            return self.coefficients
-        return -self.coefficients if order == "negative" else self.coefficients.abs()
+            return W
+        return -W if order == "negative" else W.abs()
 
     @property
     def energy(self) -> torch.Tensor:

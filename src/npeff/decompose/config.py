@@ -23,6 +23,12 @@ METHOD_TITLES: dict[Method, str] = {
 """What the paper calls the methods."""
 
 
+HOLDOUT = 0.3
+"""Share of the examples that is held out, if nobody says."""
+FEWEST_TO_HOLD_OUT = 100
+"""With fewer examples, none are held out: components and what is measured of them would both be worth little."""
+
+
 @dataclass(frozen=True)
 class PaperConfig:
     """The solver `paper`: the algorithm as printed.
@@ -140,8 +146,9 @@ class DecomposeConfig(SolverConfig):
     most 512, but never more than one for every two examples."""
     decomposition: str | None = None
     """Name of the decomposition; made from method, number of components and seed if not given."""
-    holdout: float = 0.0
-    """Share of examples that components are not fitted to; they get coefficients and a loss of their own."""
+    holdout: float | None = None
+    """Share of examples that components are not fitted to, so that `npeff perturb` can measure on them. If not given,
+    0.3; 0 where there are fewer than 100 examples, and what an earlier command took under the same name."""
     overwrite: bool = False
     """Replace a decomposition of the same name that was made with other options."""
 
@@ -149,7 +156,7 @@ class DecomposeConfig(SolverConfig):
         super().__post_init__()
         if self.components is not None:
             positive("components", self.components)
-        if not 0 <= self.holdout < 1:
+        if self.holdout is not None and not 0 <= self.holdout < 1:
             raise UserError(f"holdout is a share of the examples, at least 0 and below 1, not {self.holdout}.")
         check_name(self.decomposition, "--decomposition")
 
@@ -158,6 +165,11 @@ def positive(name: str, value: float) -> None:
     """Refuse what is not above zero (NaN included)."""
     if not value > 0:
         raise UserError(f"{name} should be above 0, not {value}.")
+
+
+def suggest_holdout(examples: int) -> float:
+    """Which share of so many examples to hold out, if nobody says: see `DecomposeConfig.holdout`."""
+    return HOLDOUT if examples >= FEWEST_TO_HOLD_OUT else 0.0
 
 
 def suggest_components(examples: int, method: Method = "npeff", dim: int = 512) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from npeff.decompose.base import CONFIG, Decomposition, Notes, Replay, SavedDecomposition
 from npeff.decompose.checkpoint import Checkpoint
-from npeff.decompose.config import DecomposeConfig, FitConfig, suggest_components
+from npeff.decompose.config import DecomposeConfig, FitConfig, suggest_components, suggest_holdout
 from npeff.decompose.methods import create, kind_of, load
 from npeff.store.layout import DECOMPOSITIONS, choose_decomposition, decomposition_folder
 from npeff.store.rows import SubsetRows, hold_out
@@ -40,6 +40,8 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
     """
     distributed.start()
     run = Run.open(config.run)
+    config = _choose_holdout(run, config)
+    holdout = config.holdout or 0.0
     fit_config = config.with_components(config.components or _choose_components(run, config))
     name = config.decomposition or fit_config.name
     parent = run.path / DECOMPOSITIONS
@@ -48,9 +50,9 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
     with only_one(parent, active=first):
         decomposition = _finished(directory, run, fit_config, config)
         distributed.barrier()
-        checkpoint = Checkpoint(parent / f".{name}.checkpoint", fit_key(run, fit_config, config.holdout))
+        checkpoint = Checkpoint(parent / f".{name}.checkpoint", fit_key(run, fit_config, holdout))
         if decomposition is None:
-            decomposition = fit(run, fit_config, config.holdout, checkpoint, quiet=False)
+            decomposition = fit(run, fit_config, holdout, checkpoint, quiet=False)
             if first:
                 options = to_dict(config) | {"decomposition": name, "components": fit_config.components}
                 decomposition.notes.replay = Replay("decompose", options)
@@ -67,10 +69,27 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
     return decomposition
 
 
+def _choose_holdout(run: Run, config: DecomposeConfig) -> DecomposeConfig:
+    """The options with a share to hold out, also if the user does not say."""
+    if config.holdout is not None:
+        return config
+    examples = int(run.usable.sum())
+    named = config.decomposition or (config.components and config.with_components(config.components).name)
+    saved = run.path / DECOMPOSITIONS / str(named) / CONFIG
+    if named and saved.is_file() and not config.overwrite:
+        return replace(config, holdout=read_record(SavedDecomposition, saved).notes.holdout)
+    if distributed.rank() == 0:
+        share = suggest_holdout(examples)
+        all_fitted = f"All {examples} examples are fitted, so no effect can be measured on held-out ones"
+        some = f"{share:.0%} of {examples} examples are held out, to measure on them later; --holdout 0 fits all"
+        print(f"{some if share else all_fitted}.")
+    return replace(config, holdout=suggest_holdout(examples))
+
+
 def _choose_components(run: Run, config: DecomposeConfig) -> int:
     """How many components to take if the user does not say."""
     source = run.source(kind_of(config.method))
-    examples = round(int((source.ranks > 0).sum()) * (1 - config.holdout))
+    examples = round(int((source.ranks > 0).sum()) * (1 - (config.holdout or 0.0)))
     count = suggest_components(examples, config.method, source.dim)
     if distributed.rank() == 0:
         print(f"{count} components for {examples} examples: --components takes another number.")
@@ -114,7 +133,7 @@ def fit(
     notes.run = run.fingerprint
     if not holdout:
         return decomposition.fit(source)
-    held_in, held_out = hold_out(len(source.ranks), holdout, config.seed)
+    held_in, held_out = hold_out(len(source.ranks), holdout)
     decomposition.fit(SubsetRows(source, held_in))
     decomposition.coefficients, decomposition.residuals = decomposition.explain(source)
     notes.holdout, notes.held_out = holdout, held_out.tolist()
@@ -160,7 +179,7 @@ def _finished(directory: Path, run: Run, fit_config: FitConfig, config: Decompos
     if not (directory / CONFIG).exists() or config.overwrite:
         return None
     old = load(directory, run.fingerprint)
-    before, now = _flat(_identity(old.config, old.notes.holdout)), _flat(_identity(fit_config, config.holdout))
+    before, now = _flat(_identity(old.config, old.notes.holdout)), _flat(_identity(fit_config, config.holdout or 0.0))
     other = [f"{name} {before[name]}, not {now[name]}" for name in now if before[name] != now[name]]
     if other:
         raise UserError(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npeff.decompose.base import Decomposition
-from npeff.perturb.report import ComponentRecord, Made, Summary, compared_at, identity, read_components, summarise
+from npeff.perturb.records import ComponentRecord, Made, Summary, identity, read_records, summarise
+from npeff.perturb.report import compared_at
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
@@ -34,6 +35,8 @@ class About:
     """Top examples that were measured."""
     random: int
     """Random examples that were measured."""
+    protocol: str
+    """heldout, or paper: then the ratios are in-sample."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class Measured:
     """Where the change lives."""
 
 
-Perturbation = tuple[About, dict[int, ComponentRecord]]
-"""Results of one `npeff perturb`, as far as it has come: what it did, and component → what was measured."""
+Perturbation = tuple[About, dict[int, ComponentRecord], Summary]
+"""Results of one `npeff perturb`, as far as it has come: what it did, component → what was measured, all together."""
 
 
 def digests(run: Run) -> dict[str, str]:
@@ -110,14 +113,18 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         made = read_record(Made, folder / "config.json")
         config = made.config
         try:
-            fits = config["decomposition"] in (None, name) and made.key == identity(run, decomposition, config)
+            key = identity(run, decomposition, config, made.evaluated)
+            fits = config["decomposition"] in (None, name) and made.key == key
             did = (config["direction"], config["way"], compared_at(config), config["top"], config["random"])
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"{folder} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
             ) from error
-        records = {record.component: record for record in read_components(folder, made.key)} if fits else {}
-        perturbations += [(About(folder.name, *did), records)] if records else []
+        every = read_records(folder, made.key) if fits else []
+        records = {record.component: record for record in every if record.kind == "component"}
+        if records:
+            about = About(folder.name, *did, protocol=config.get("protocol", "paper"))
+            perturbations.append((about, records, summarise(every, about.protocol)))
     return perturbations
 
 
@@ -127,7 +134,7 @@ def _folders(run: Run) -> list[Path]:
 
 def in_lines(perturbations: Sequence[Perturbation]) -> list[Perturbed]:
     """Every perturbation in a line."""
-    return [Perturbed(about, summarise(list(records.values()))) for about, records in perturbations]
+    return [Perturbed(about, summary) for about, _, summary in perturbations]
 
 
 def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> list[float | None] | None:
@@ -140,7 +147,7 @@ def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> li
     Returns:
         The largest KL ratio of each component, [C]; None if there is no perturbation.
     """
-    ratios = [[records[j].best.ratio for _, records in perturbations if j in records] for j in range(components)]
+    ratios = [[records[j].best.ratio for _, records, _ in perturbations if j in records] for j in range(components)]
     return [max(each, default=None) for each in ratios] if perturbations else None
 
 
@@ -154,7 +161,7 @@ def of_component(perturbations: Sequence[Perturbation], component: int) -> list[
     Returns:
         The results of each perturbation that has it.
     """
-    measured = [(about, records[component]) for about, records in perturbations if component in records]
+    measured = [(about, records[component]) for about, records, _ in perturbations if component in records]
     return [Measured(about, replace(record, where=[]), heat_map(record.where)) for about, record in measured]
 
 

@@ -143,7 +143,9 @@ def _measure(config: DecomposeConfig, threads: int) -> Cost:
     assert config.components is not None
     options = config.with_components(config.components)
     begin = time.perf_counter()
-    decomposition = fit(run, options, config.holdout)  # without checkpoints: a fit that was continued has no time
+    decomposition = fit(
+        run, options, config.holdout or 0.0
+    )  # without checkpoints: a fit that was continued has no time
     seconds = time.perf_counter() - begin
     peak = max(0, _memory(device, "VmHWM") - before)
     decomposition.notes.made_for = MADE_FOR

@@ -12,6 +12,7 @@ from npeff.utils.errors import UserError
 
 ALL = "all"
 Direction = Literal["whiten", "reject", "plain"]
+Protocol = Literal["heldout", "paper"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class SensingConfig:
 
 @dataclass(frozen=True)
 class PerturbConfig:
-    """Change the model's parameters along components, and measure which predictions change.
+    """Change the model's parameters along components, and measure on held-out examples which predictions change.
 
     Components of a later command are added to the results of the same name.
     """
@@ -52,7 +53,16 @@ class PerturbConfig:
     component: tuple[int, ...] = ()
     """Numbers of the components to perturb; without any, --count of them are drawn at random."""
     count: int = 8
-    """How many components to draw, of those with at least --top examples."""
+    """How many components to draw, of those that enough examples use."""
+    protocol: Protocol = "heldout"
+    """heldout: measure on examples that took no part in the fit, the direction, or the choice of ridge, sign and
+    length. paper: as in the paper, on the examples that the components are made of; its ratios are in-sample."""
+    evaluate_on: str | None = None
+    """Another run, collected with the same model and sketch, whose examples are the held-out ones."""
+    nulls: int = 8
+    """Random groups of examples that take the place of a component's, to see what chance gives; 0: none."""
+    elsewhere: str | None = None
+    """Text file to measure the damage on, next to the prompts of the built-in tasks; embedded passages if not given."""
     way: Literal["lift", "sensing"] = "lift"
     """lift: the exact vector, by a weighted backward pass over the run's examples. sensing: as in the paper, from the
     sketch alone."""
@@ -62,22 +72,24 @@ class PerturbConfig:
     threshold: float = 0.5
     """reject: components with a cosine of at least this size are not rejected from."""
     ridge: float | None = None
-    """whiten: what is added to the mean Fisher; chosen on held-out examples if not given."""
+    """whiten: what is added to the mean Fisher; chosen on examples that carry no direction if not given."""
     carriers: float = 0.3
     """whiten: share of the examples that carry the direction, which is solved for them; fewer lift faster."""
     fidelity: float = 0.999
     """lift: use as few examples as give this cosine with the whole sum; 1 uses all. A whitened direction needs a high
     one, because leaving examples out undoes the cancellation between them."""
     top: int = 16
-    """Top examples of a component."""
+    """Top examples of a component; held-out ones are at most a quarter of those to measure."""
     random: int = 128
-    """Random examples to compare with."""
+    """Random examples to compare with, at most; a component's top examples among them do not count."""
     magnitude: float | None = None
     """Length of the change (20 in the paper); without it, the length that gives top examples --target-kl."""
     target_kl: float = 0.1
     """Mean KL divergence of top examples to reach, so that methods are compared at equal effect."""
-    predict: bool = True
-    """Also compute the ratio that derivatives predict; without it, measuring takes little more than half as long."""
+    predict: bool = False
+    """Also compute the ratio that derivatives predict; measuring then takes about twice as long."""
+    ranks: bool = False
+    """Also compute how much of each matrix's change a low rank would keep; takes seconds a component."""
     curve: tuple[float, ...] = ()
     """Also measure the ratio at these multiples of the magnitude, as 0.1 0.3 1 3, for a figure."""
     save: Literal["nothing", "delta", "adapter", "model"] = "nothing"
@@ -97,8 +109,8 @@ class PerturbConfig:
     sensing: SensingConfig = field(default_factory=SensingConfig)
 
     common: ClassVar[tuple[str, ...]] = (
-        *("component", "count", "decomposition", "direction", "target_kl", "top", "random"),
-        *("save", "perturbation", "overwrite", "device"),
+        *("component", "count", "decomposition", "direction", "protocol", "evaluate_on", "nulls", "target_kl"),
+        *("top", "random", "elsewhere", "save", "perturbation", "overwrite", "device"),
     )
     renamed: ClassVar[dict[str, str]] = {"components": "component", "label": "perturbation"}
     removed: ClassVar[dict[str, str]] = {
@@ -107,8 +119,10 @@ class PerturbConfig:
     }
 
     def __post_init__(self) -> None:
-        if min(self.count, self.top, self.random) < 1:
-            raise UserError("--count, --top and --random must be at least 1.")
+        if min(self.count, self.top, self.random) < 1 or self.nulls < 0:
+            raise UserError("--count, --top and --random must be at least 1, --nulls at least 0.")
+        if self.protocol == "paper" and self.evaluate_on is not None:
+            raise UserError("--evaluate-on is for held-out examples: leave --protocol paper out.")
         for name in ("target_kl", "memory_gb", "magnitude", "ridge"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -1,11 +1,15 @@
-"""What a perturbation does: KL(p_θ ‖ p_θ+δ) of a component's top examples, of related ones, and of random ones."""
+"""What a perturbation does: KL(p_θ ‖ p_θ+δ) of a component's top examples, of related ones, and of random ones.
+
+Sign, order and length of a change are chosen on the examples of the plan's `tune` part; then those of its `test` part
+are measured, once.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -15,19 +19,21 @@ from tqdm import tqdm
 
 from npeff.collect.session import Prepared
 from npeff.perturb.config import PerturbConfig
+from npeff.perturb.elsewhere import Damage, Elsewhere
 from npeff.perturb.lift import Parameters
-from npeff.perturb.protocol import Plan, Tops
+from npeff.perturb.protocol import Plan, Ranked, Subject
+from npeff.perturb.statistics import Interval, Permuted, mean_interval, permute, ratio
 from npeff.perturb.weights import EditedWeights, moving
-from npeff.store.run import Run
+from npeff.perturb.whitening import read_fishers
 from npeff.utils.types import Array
 
-SMALLEST = 1e-12
-"""Smaller divergences count as this; it keeps ratios finite."""
-TOLERANCE = 0.02
-"""Share by which the KL that `find_magnitude` reaches may differ from the one asked for."""
+TOLERANCE = 0.1
+"""Share by which the KL of the tune part may differ from the one asked for: that of other examples differs by more."""
+SAME_TOLERANCE = 0.02
+"""The same in the paper's protocol, where these very examples are measured."""
 SEARCH = 24
 """Most evaluations of a search."""
-USUAL_SEARCH = 4
+USUAL_SEARCH = 2
 """Evaluations that a search usually takes, for estimates."""
 DERIVATIVE_COST = 3
 """Forward passes that take as long as one with derivatives."""
@@ -82,8 +88,10 @@ class Divergence:
         return torch.cat(parts)[order.argsort()]
 
 
-def find_magnitude(kl: Callable[[float], float], target: float, start: float) -> tuple[float, float]:
-    """A magnitude at which `kl` reaches `target` up to `TOLERANCE`.
+def find_magnitude(
+    kl: Callable[[float], float], target: float, start: float, tolerance: float = SAME_TOLERANCE
+) -> tuple[float, float]:
+    """A magnitude at which `kl` reaches `target` up to `tolerance`, a share of it.
 
     KL grows with the square of a small magnitude, so the next guess is the last one times √(target / kl); between a
     magnitude that is too small and one that is too large, and where that guess leaves the two, the geometric mean of
@@ -93,6 +101,7 @@ def find_magnitude(kl: Callable[[float], float], target: float, start: float) ->
         kl: Mean divergence at a magnitude.
         target: The divergence to reach.
         start: Magnitude to begin with.
+        tolerance: Share by which it may miss the target.
 
     Returns:
         The magnitude and the value there. Where a divergence never reaches the target (answers saturate), the nearest
@@ -107,7 +116,7 @@ def find_magnitude(kl: Callable[[float], float], target: float, start: float) ->
             continue
         if math.isnan(best[1]) or _distance(value, target) < _distance(best[1], target):
             best = (magnitude, value)
-        if abs(value / target - 1) <= TOLERANCE:
+        if abs(value / target - 1) <= tolerance:
             break
         if value < target:
             low = magnitude
@@ -117,7 +126,7 @@ def find_magnitude(kl: Callable[[float], float], target: float, start: float) ->
         guess = min(max(guess, magnitude / 10), magnitude * 10)
         if not low < guess < high:
             guess = math.sqrt(low * high) if low > 0 else high / 4
-        if low > 0 and high / low < 1 + TOLERANCE / 4:
+        if low > 0 and high / low < 1 + tolerance / 4:
             break
         magnitude = guess
     return best
@@ -136,14 +145,24 @@ class CurvePoint:
     top_kl: float
     """Mean KL divergence of top examples."""
     random_kl: float
-    """The same of random examples."""
+    """The same of random examples, without the component's top ones."""
     ratio: float
     """Mean KL of top examples ÷ mean KL of random ones."""
 
 
 @dataclass(frozen=True)
+class Trial(CurvePoint):
+    """A sign and an order that were tried on the examples that choices are made on."""
+
+    order: str
+    """How the component's examples are ranked: by positive, negative or absolute coefficients."""
+    sign: int
+    """1 or -1."""
+
+
+@dataclass(frozen=True)
 class Outcome(CurvePoint):
-    """One component, perturbed along one sign of its direction."""
+    """What a change along one component does to the examples that are measured."""
 
     order: str
     """How the component's examples are ranked: by positive, negative or absolute coefficients."""
@@ -161,146 +180,201 @@ class Outcome(CurvePoint):
     """Ratio for a small change, from derivatives; None if it was not asked for."""
     top: list[int]
     """The top examples, best first."""
+    interval: Interval | None = None
+    """95% interval of the ratio, by bootstrap over the examples."""
+    permuted: Permuted | None = None
+    """The ratio when the component's coefficients are permuted over the measured examples."""
+    elsewhere: list[Damage] = field(default_factory=list)
+    """What the same change does to text that has nothing to do with the task."""
+    top_kls: list[float] = field(default_factory=list)
+    """KL divergence of each top example."""
+    random_kls: list[float | None] = field(default_factory=list)
+    """KL divergence of each random example; None for one that is a top example of this component."""
 
 
-Groups = dict[str, Divergence]
-"""top, random and, if there are any, related examples."""
+@dataclass(frozen=True)
+class Measured:
+    """Everything that was measured along one direction."""
+
+    best: Outcome
+    """On the test part, for the order and sign that did best on the tune part."""
+    tried: list[Trial]
+    """Orders and signs on the tune part."""
+    curve: list[CurvePoint]
+    """At other lengths, on the test part, if that was asked for."""
 
 
 class Evaluator:
     """Measures perturbations of a run's model. The model's weights are those of before whenever a method returns."""
 
-    def __init__(self, run: Run, prepared: Prepared, prompts: Sequence[Sequence[int]], plan: Plan) -> None:
-        self._prepared, self._prompts = prepared, prompts
+    def __init__(
+        self, plan: Plan, prepared: Prepared, prompts: Sequence[Sequence[int]], elsewhere: Elsewhere | None = None
+    ) -> None:
+        self._plan, self._prepared, self._prompts, self._elsewhere = plan, prepared, prompts, elsewhere
+        self._bar: tqdm[Any] = tqdm(disable=True)
         begin = time.perf_counter()
-        self._random = Divergence(prepared, prompts, plan.random.tolist())
-        self.seconds_per_example = (time.perf_counter() - begin) / len(plan.random)
+        self._tune_random, self._test_random = map(self._divergence, (plan.tune.random, plan.test.random))
+        self.seconds_per_example = (time.perf_counter() - begin) / (len(plan.tune.random) + len(plan.test.random))
         """Time of a forward pass."""
-        table = run.table
+        table = plan.run.table
         self._norms = table["pef_norm"].to_numpy() if "pef_norm" in table.column_names else np.ones(len(table))
         self._labels = table["label"].fill_null(-1).to_numpy()
-        self._bar: tqdm[Any] = tqdm(disable=True)
 
-    def passes(self, orders: Sequence[Tops], config: PerturbConfig) -> int:
+    def passes(self, subject: Subject, config: PerturbConfig) -> int:
         """Examples that measuring a component usually passes through the model.
 
         Args:
-            orders: The component's examples under every order.
+            subject: The component or null.
             config: What is measured.
 
         Returns:
             The number, in which a pass with derivatives counts `DERIVATIVE_COST` times.
         """
-        random, passes = len(self._random.examples), 0
-        for tops in orders:
-            search = USUAL_SEARCH * len(tops.top) if config.magnitude is None else 0
-            passes += 2 * (search + len(tops.top) + len(tops.related) + random)
-            passes += DERIVATIVE_COST * len(tops.top) if config.predict or search else 0
-        return passes + config.predict * DERIVATIVE_COST * random + len(config.curve) * (len(orders[0].top) + random)
+        search = 1 if config.magnitude else USUAL_SEARCH
+        tries = sum((1 + 2 * search) * len(each.top) + 2 * len(self._plan.tune.random) for each in subject.tune)
+        ranked, random = subject.test[0], len(self._plan.test.random)
+        measured = 2 * (len(ranked.top) + len(ranked.related)) + random
+        besides = (len(ranked.top) + random) * (DERIVATIVE_COST * config.predict + len(config.curve))
+        return tries + measured + besides
 
-    def measure(
-        self, orders: Sequence[Tops], vector: Parameters, config: PerturbConfig
-    ) -> tuple[list[Outcome], Outcome, list[CurvePoint]]:
-        """Perturb along both signs of a vector.
+    def measure(self, subject: Subject, vector: Parameters, sketched: torch.Tensor, config: PerturbConfig) -> Measured:
+        """Perturb along both signs of a vector, and measure the one that does better on the tune part.
 
         Args:
-            orders: The component's examples under every order.
+            subject: The component or null, with its examples.
             vector: Direction of unit length: module name → [d_out, columns].
+            sketched: Its sketch, [p], from which a first guess of the length is made.
             config: At which magnitude to measure, and what besides.
 
         Returns:
-            The outcomes of every order and sign, the one with the highest ratio, and the curve of that one.
+            What was measured.
         """
-        about, total = f"Measuring component {orders[0].component}", self.passes(orders, config)
-        outcomes: list[tuple[Outcome, Groups]] = []
+        about, total = f"Measuring {subject.name}", self.passes(subject, config)
         with tqdm(total=total, desc=about, unit="ex", leave=False, disable=None) as self._bar:
-            on_random = self._second_order(self._random, vector) if config.predict else None
-            before = [(tops, self._groups(tops)) for tops in orders]
-            needed = config.predict or config.magnitude is None
-            on_top = [self._second_order(groups["top"], vector) if needed else 0.0 for _, groups in before]
+            before = [self._divergence(ranked.top) for ranked in subject.tune]
             with EditedWeights(self._prepared.selection.modules) as weights:
-                for (tops, groups), effect in zip(before, on_top, strict=True):
-                    predicted = None if on_random is None else ratio(effect, on_random)
-                    size = (config.target_kl / effect) ** 0.5 if effect > 0 else 1.0
-                    for sign in (1, -1):
-                        size = config.magnitude or self._search(weights, vector, sign, groups, config.target_kl, size)
-                        weights.add(vector, sign * size)
-                        outcomes.append((self._outcome(tops, sign, size, groups, predicted), groups))
-                best, groups = max(outcomes, key=lambda pair: pair[0].ratio)
+
+                def change(length: float) -> None:
+                    weights.add(vector, length)
+
+                tried = [
+                    (trial, place)
+                    for place, (ranked, top) in enumerate(zip(subject.tune, before, strict=True))
+                    for trial in self._try(change, ranked, top, sketched, config)
+                ]
+                chosen, place = max(tried, key=lambda pair: pair[0].ratio)
+                weights.restore()
+                ranked = subject.test[place]
+                groups = {"top": self._divergence(ranked.top), "random": self._test_random}
+                if len(ranked.related):
+                    groups["related"] = self._divergence(ranked.related)
+                predicted = self._predict(ranked, groups, vector) if config.predict else None
+                change(chosen.sign * chosen.magnitude)
+                best = self._outcome(chosen, ranked, groups, predicted, subject.kind == "component")
                 curve = []
                 for factor in sorted(config.curve):
-                    weights.add(vector, best.sign * best.magnitude * factor)
-                    top, random = (self._kl(groups[name])[0] for name in ("top", "random"))
-                    curve.append(CurvePoint(best.magnitude * factor, top, random, ratio(top, random)))
-        return [outcome for outcome, _ in outcomes], best, curve
+                    change(chosen.sign * chosen.magnitude * factor)
+                    kls = float(self._kls(groups["top"]).mean()), self._mean_random(self._test_random, ranked)
+                    curve.append(CurvePoint(chosen.magnitude * factor, *kls, ratio(*kls)))
+        return Measured(best, [trial for trial, _ in tried], curve)
 
-    def _groups(self, tops: Tops) -> Groups:
-        """The examples with their answers before, which are computed once for all measurements."""
-        ranked = {"top": tops.top.tolist(), "related": tops.related.tolist()}
-        groups = {name: Divergence(self._prepared, self._prompts, group) for name, group in ranked.items() if group}
-        return groups | {"random": self._random}
+    def _divergence(self, examples: Array) -> Divergence:
+        """Examples with their answers under the weights of now."""
+        self._bar.update(len(examples))
+        return Divergence(self._prepared, self._prompts, examples.tolist())
 
-    def _second_order(self, group: Divergence, vector: Parameters) -> float:
-        """Mean second-order KL for a change of length 1.
+    def _kls(self, group: Divergence) -> Array:
+        self._bar.update(len(group.examples))
+        return group.measure()[0]
+
+    def _mean_random(self, group: Divergence, ranked: Ranked) -> float:
+        """Mean divergence of random examples, without those that are top examples of the component."""
+        return float(self._kls(group)[_others(group, ranked)].mean())
+
+    def _try(
+        self,
+        change: Callable[[float], None],
+        ranked: Ranked,
+        top: Divergence,
+        sketched: torch.Tensor,
+        config: PerturbConfig,
+    ) -> Iterator[Trial]:
+        """Both signs on the tune part, at the length that gives its top examples the KL that is asked for."""
+        size = config.magnitude or self._guess(ranked.top, sketched, config.target_kl)
+        for sign in (1, -1):
+
+            def top_kl(length: float, sign: int = sign) -> float:
+                change(sign * length)
+                return float(self._kls(top).mean())
+
+            tolerance = SAME_TOLERANCE if self._plan.protocol == "paper" else TOLERANCE
+            if config.magnitude is None:
+                size, value = find_magnitude(top_kl, config.target_kl, size, tolerance)
+                change(sign * size)
+            else:
+                value = top_kl(size)
+            random = self._mean_random(self._tune_random, ranked)
+            yield Trial(size, value, random, ratio(value, random), ranked.order, sign)
+
+    def _guess(self, top: Array, sketched: torch.Tensor, target: float) -> float:
+        """The length at which top examples reach a KL, to second order and from the sketch."""
+        if "fisher" not in self._plan.run.manifest.collected:
+            return 1.0
+        effect = float((read_fishers(self._plan.run, top).rows @ sketched).double().square().sum()) / (2 * len(top))
+        return math.sqrt(target / effect) if effect > 0 else 1.0
+
+    def _predict(self, ranked: Ranked, groups: Mapping[str, Divergence], vector: Parameters) -> float:
+        """The ratio for a small change.
 
         From exact derivatives: the sketch of a whitened vector underestimates its effect on examples that it was not
         whitened against.
         """
-        value = float(group.second_order(vector).mean())
-        self._bar.update(DERIVATIVE_COST * len(group.examples))
-        return value
+        effects = {name: groups[name].second_order(vector) for name in ("top", "random")}
+        self._bar.update(DERIVATIVE_COST * sum(map(len, effects.values())))
+        return ratio(float(effects["top"].mean()), float(effects["random"][_others(groups["random"], ranked)].mean()))
 
-    def _kl(self, group: Divergence) -> tuple[float, Array]:
-        """Mean divergence, and predictions."""
-        kl, predictions = group.measure()
-        self._bar.update(len(group.examples))
-        return float(kl.mean()), predictions
-
-    def _search(
-        self, weights: EditedWeights, vector: Parameters, sign: int, groups: Groups, target: float, start: float
-    ) -> float:
-        """The magnitude that gives top examples the KL that is asked for."""
-
-        def top_kl(size: float) -> float:
-            weights.add(vector, sign * size)
-            return float(groups["top"].measure()[0].mean())
-
-        magnitude, _ = find_magnitude(top_kl, target, start)
-        self._bar.update(USUAL_SEARCH * len(groups["top"].examples))
-        return magnitude
-
-    def _outcome(self, tops: Tops, sign: int, magnitude: float, groups: Groups, predicted: float | None) -> Outcome:
+    def _outcome(
+        self,
+        chosen: Trial,
+        ranked: Ranked,
+        groups: Mapping[str, Divergence],
+        predicted: float | None,
+        elsewhere: bool,
+    ) -> Outcome:
         """What the weights at hand do to all groups of examples."""
-        means: dict[str, float] = {}
+        kls: dict[str, Array] = {}
         flipped: dict[str, int] = {}
         accuracy: dict[str, tuple[float, float] | None] = {}
         for name, group in groups.items():
-            means[name], predictions = self._kl(group)
-            flipped[name] = int((predictions != group.predictions).sum())
+            counted = _others(group, ranked) if name == "random" else np.ones(len(group.examples), dtype=bool)
+            values, predictions = group.measure()
+            self._bar.update(len(values))
+            kls[name] = np.where(counted, values, np.nan)
+            flipped[name] = int((predictions != group.predictions)[counted].sum())
             labels = self._labels[group.examples]
-            known = labels >= 0
+            known = (labels >= 0) & counted
             before, after = ((answers == labels)[known].tolist() for answers in (group.predictions, predictions))
             accuracy[name] = (fmean(before), fmean(after)) if before else None
-        norms = [float(self._norms[groups[name].examples].mean()) for name in ("top", "random")]
+        means = {name: float(np.nanmean(values)) for name, values in kls.items()}
+        random = np.array(groups["random"].examples)[_others(groups["random"], ranked)]
         return Outcome(
-            *(magnitude, means["top"], means["random"], ratio(means["top"], means["random"])),
-            order=tops.order,
-            sign=sign,
+            *(chosen.magnitude, means["top"], means["random"], ratio(means["top"], means["random"])),
+            order=ranked.order,
+            sign=chosen.sign,
             related_kl=means.get("related"),
-            norm_ratio=ratio(*norms),
+            norm_ratio=ratio(float(self._norms[ranked.top].mean()), float(self._norms[random].mean())),
             flipped=flipped,
             accuracy=accuracy,
             predicted_ratio=predicted,
-            top=tops.top.tolist(),
+            top=ranked.top.tolist(),
+            interval=mean_interval([kls["top"]], [kls["random"]], components=False),
+            permuted=permute(kls["top"], kls["random"]),
+            elsewhere=self._elsewhere.measure() if elsewhere and self._elsewhere is not None else [],
+            top_kls=kls["top"].tolist(),
+            random_kls=[None if math.isnan(value) else value for value in kls["random"].tolist()],
         )
 
 
-def ratio(above: float, below: float) -> float:
-    """Above / below, positive also where nothing happens or one of them is infinite."""
-    return 1.0 if above == below else max(SMALLEST, max(above, SMALLEST) / max(below, SMALLEST))
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Geometric mean of positive numbers; NaN of none."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+def _others(group: Divergence, ranked: Ranked) -> Array:
+    """Which examples of a group are no top examples of a component, bool [n]."""
+    return ~np.isin(group.examples, ranked.top)

@@ -22,7 +22,7 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Block, Blocks
 from npeff.decompose.solver import gram, inverse
 from npeff.models.select import CapturedModule
-from npeff.store.rows import RowSource
+from npeff.store.rows import RowSource, SubsetRows
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.types import Array
@@ -146,6 +146,25 @@ def _inner(method: str, block: Block, W: torch.Tensor, H: torch.Tensor, rows: to
     if method in ("npeff", "gnpeff"):
         return block.spread(W) * block.scaled(H @ rows.T)
     return block.spread(W if method == "svd-gradients" else (W > 0).float())
+
+
+def group_sum(source: RowSource, examples: Array) -> tuple[torch.Tensor, torch.Tensor]:
+    """The direction that a group of examples shares: the leading singular vector of their rows.
+
+    It is the component that a decomposition of the group alone into one component would have.
+
+    Args:
+        source: Rows at unit norm.
+        examples: The group, ascending.
+
+    Returns:
+        The vector, float32 [p], and the weights that make it of all rows of the source, float32 [rows].
+    """
+    rows = SubsetRows(source, examples).read(0, len(examples))
+    left, sizes, right = torch.linalg.svd(rows, full_matrices=False)
+    weights = torch.zeros(int(source.ranks.sum()))
+    weights[torch.from_numpy(np.isin(row_owners(source), examples))] = left[:, 0] / sizes[0]
+    return right[0], weights
 
 
 def truncate(
@@ -339,16 +358,17 @@ def _add_products(
 ) -> None:
     """Total [J, d_out, columns] += Σ_b shares_jb Σ_t δ_bt x_btᵀ; delta [B, T, d_out], x [B, T, d_in], shares [J, B]."""
     J, d_out, columns = total.shape
-    inputs = with_bias(module, x).float().reshape(-1, columns)
-    outputs = delta.float().reshape(-1, d_out)
-    tokens = shares.T.repeat_interleave(delta.shape[1], 0)
-    used = (shares != 0).any(1).nonzero().view(-1).tolist()
-    if len(used) == J:  # one large product is faster than J small ones
-        weighted = (outputs[:, None] * tokens[:, :, None]).reshape(-1, J * d_out)
-        total.view(J * d_out, columns).addmm_(weighted.T, inputs)
+    inputs = with_bias(module, x).float()
+    outputs = delta.float()
+    if bool((shares != 0).all()):  # one large product is faster than J small ones
+        weighted = (outputs[:, :, None] * shares.T[:, None, :, None]).reshape(-1, J * d_out)
+        total.view(J * d_out, columns).addmm_(weighted.T, inputs.reshape(-1, columns))
         return
-    for j in used:
-        total[j].addmm_((outputs * tokens[:, j, None]).T, inputs)
+    for j, share in enumerate(shares):  # a vector takes only the examples that carry it
+        carrying = share.nonzero().view(-1)
+        if len(carrying):
+            weighted = (outputs[carrying] * share[carrying, None, None]).reshape(-1, d_out)
+            total[j].addmm_(weighted.T, inputs[carrying].reshape(-1, columns))
 
 
 def norm(vector: Parameters) -> float:

@@ -1,8 +1,20 @@
-"""Who is measured: which components, and which examples."""
+"""Who takes part in what: the one place that says on which examples an effect is measured.
+
+A direction that is made of some examples acts on these examples more than on others that use the same component. So the
+examples are divided into parts, and each does one thing:
+
+    fit     components, background and carriers of directions are made of these
+    tune    ridge, order of the examples, sign and length of a change are chosen on these
+    test    what a change does is measured on these, once
+
+`heldout` takes tune and test from the examples that the decomposition has held out, or from another run. `paper` is the
+paper's protocol: all three parts are all examples, so its ratios are in-sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,17 +22,25 @@ import numpy as np
 from npeff.analyse.ranking import top_examples
 from npeff.decompose.base import Decomposition, Order
 from npeff.perturb.lift import check_component
+from npeff.store.examples import whole_texts
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.types import Array
 
+TUNE = 1 / 3
+"""Share of the held-out examples that choices are made on."""
+TUNE_RANDOM = 32
+"""Random examples that a sign is chosen on, at most."""
+MOST_TOP = 1 / 4
+"""Share of a part that may count as top examples of one component."""
+FEWEST = 4
+"""Top examples that a component must have in each part."""
+
 
 @dataclass(frozen=True)
-class Tops:
-    """Examples of a component under one order of its coefficients."""
+class Ranked:
+    """Examples of a component in one part, under one order of its coefficients."""
 
-    component: int
-    """Its number."""
     order: Order
     """What the examples are ranked by."""
     top: Array
@@ -30,38 +50,120 @@ class Tops:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some of the examples, and those of them that all components are compared with."""
+
+    examples: Array
+    """All of them, ascending."""
+    top: int
+    """How many count as top examples of a component."""
+    random: Array
+    """Random ones to compare with, ascending. A component's own top examples among them do not count."""
+
+    def rank(self, order: Order, scores: Array) -> Ranked:
+        """The examples of a component.
+
+        Args:
+            order: What the scores are.
+            scores: Scores of all examples of the run, [m].
+
+        Returns:
+            The top and the related examples of this part.
+        """
+        ranking = self.examples[top_examples(scores[self.examples])]
+        return Ranked(order, ranking[: self.top], ranking[self.top : 2 * self.top])
+
+    def draw(self, generator: np.random.Generator) -> Ranked:
+        """As many examples at random in place of a component's."""
+        shuffled = generator.permutation(self.examples)
+        return Ranked("positive", shuffled[: self.top], shuffled[self.top : 2 * self.top])
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something that the model is changed along, with the examples that are looked at."""
+
+    kind: str
+    """`component`, or `null`: a random group of examples in place of a component's."""
+    number: int
+    """Number of the component, or of the null."""
+    tune: list[Ranked]
+    """What choices are made on, for every order of the method."""
+    test: list[Ranked]
+    """What is measured, in the same orders."""
+    group: Array | None = None
+    """Of a null: the examples of the fit that the direction is made of."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.number}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """Components to perturb and examples to look at."""
 
-    tops: dict[int, list[Tops]]
-    """Component → its examples under every order of the method."""
-    random: Array
-    """Examples to compare with, drawn from all that are usable, ascending."""
-    background: Array
-    """Examples that whitening may use: none of the random ones."""
+    protocol: str
+    """heldout or paper."""
+    run: Run
+    """The run whose examples are measured: the one that was decomposed, or another."""
+    fit: Array
+    """Examples of the decomposed run that directions may be made of, ascending."""
+    tune: Part
+    """Examples that choices are made on."""
+    test: Part
+    """Examples that are measured."""
+    scores: Mapping[Order, Array]
+    """Scores of all examples of `run` for every order, [m, C]."""
+    components: list[int]
+    """Numbers of the components, ascending."""
 
-    @property
-    def components(self) -> list[int]:
-        return list(self.tops)
+    def component(self, number: int) -> Subject:
+        """A component with its examples."""
+        tune, test = (
+            [part.rank(order, score[:, number]) for order, score in self.scores.items()]
+            for part in (self.tune, self.test)
+        )
+        return Subject("component", number, tune, test)
 
-    def top_examples(self, component: int) -> Array:
-        """Top examples of a component under any order, ascending."""
-        return np.unique(np.concatenate([tops.top for tops in self.tops[component]]))
+    def null(self, number: int, seed: int) -> Subject:
+        """A random group in the place of a component's top examples, in every part.
+
+        Args:
+            number: Number of the null.
+            seed: Seed of all of them.
+
+        Returns:
+            The null, with as many examples as a component has.
+        """
+        generator = np.random.default_rng([seed, 4, number])
+        group = np.sort(generator.permutation(self.fit)[: self.test.top])
+        return Subject("null", number, [self.tune.draw(generator)], [self.test.draw(generator)], group)
 
 
 def make_plan(
-    run: Run, decomposition: Decomposition, components: Sequence[int], count: int, top: int, random: int, seed: int
+    run: Run,
+    decomposition: Decomposition,
+    components: Sequence[int],
+    count: int,
+    top: int,
+    random: int,
+    seed: int,
+    protocol: str = "heldout",
+    evaluate_on: Run | None = None,
 ) -> Plan:
-    """Choose components and examples. The random examples do not depend on the components.
+    """Choose components and examples. The parts and their random examples do not depend on the components.
 
     Args:
         run: The run.
         decomposition: One of its decompositions.
-        components: Numbers of components; without any, `count` of those with at least `top` examples are drawn.
+        components: Numbers of components; without any, `count` of those with enough examples are drawn.
         count: How many to draw.
-        top: Top examples of a component.
-        random: Random examples to compare with.
+        top: Top examples of a component, at most.
+        random: Random examples to compare with, at most.
         seed: Seed of what is drawn.
+        protocol: heldout or paper.
+        evaluate_on: Another run, collected with the same model and sketch, to take the held-out examples from.
 
     Returns:
         The plan.
@@ -69,27 +171,85 @@ def make_plan(
     Raises:
         UserError: There are too few examples, or a component does not exist or is not used.
     """
-    usable = np.flatnonzero(run.usable)
-    if len(usable) < random + top:
+    usable = run.usable
+    fit = np.setdiff1d(np.flatnonzero(usable), decomposition.notes.held_out)
+    coefficients = decomposition.coefficients
+    if protocol == "paper":
+        fit = np.flatnonzero(usable)
+        if len(fit) < random + top:
+            raise UserError(
+                f"{run.path} has {len(fit)} usable examples: too few for {top} top and {random} random ones. "
+                f"Lower --random or collect more."
+            )
+        tune = test = _part(fit, top, random, np.random.default_rng([seed, 1]))
+        fit = np.setdiff1d(fit, test.random)
+    else:
+        other = evaluate_on or run
+        if evaluate_on is not None:
+            coefficients = decomposition.transform(other.source(decomposition.kind))
+        pool = _unseen(run, fit, other, decomposition, evaluate_on is not None)
+        shuffled = np.random.default_rng([seed, 1]).permutation(pool)
+        at = round(TUNE * len(pool))
+        drawn = np.random.default_rng([seed, 2])
+        parts = [_part(shuffled[:at], top, min(random, TUNE_RANDOM), drawn), _part(shuffled[at:], top, random, drawn)]
+        if min(part.top for part in parts) < min(FEWEST, top):
+            raise UserError(
+                f"{len(pool)} held-out examples are too few: a third of them is needed to choose sign and length of a "
+                f"change, and {FEWEST} top examples are at most a quarter of each part. Hold out at least "
+                f"{round(FEWEST / MOST_TOP / TUNE)}."
+            )
+        tune, test = parts
+    scores = {order: decomposition.scores(order, coefficients).float().cpu().numpy() for order in decomposition.orders}
+    plan = Plan(protocol, evaluate_on or run, fit, tune, test, scores, [])
+    chosen = _choose(plan, decomposition, components, count, seed)
+    return Plan(protocol, plan.run, fit, tune, test, scores, chosen)
+
+
+def _part(examples: Array, top: int, random: int, generator: np.random.Generator) -> Part:
+    drawn = np.sort(generator.permutation(np.sort(examples))[:random])
+    return Part(np.sort(examples), min(top, int(MOST_TOP * len(examples))), drawn)
+
+
+def _unseen(run: Run, fit: Array, other: Run, decomposition: Decomposition, elsewhere: bool) -> Array:
+    """Usable examples that took no part in the fit, nor have the same text as one that did."""
+    usable = np.flatnonzero(other.usable)
+    candidates = usable if elsewhere else np.intersect1d(usable, decomposition.notes.held_out)
+    if not len(candidates):
         raise UserError(
-            f"{run.path} has {len(usable)} usable examples: too few for {top} top and {random} random ones. "
-            f"Lower --random or collect more."
+            f"All examples of {run.path} took part in the fit of this decomposition: none is left to measure an effect "
+            f"on. Decompose with --holdout 0.3, give another run with --evaluate-on, or take the paper's in-sample "
+            f"ratio with --protocol paper."
         )
+    seen = set(whole_texts(run.table).take(fit).to_pylist())
+    texts = whole_texts(other.table).take(candidates).to_pylist()
+    unseen = candidates[[text not in seen for text in texts]]
+    if len(unseen) < len(candidates):
+        print(f"{len(candidates) - len(unseen)} held-out examples have a text that was fitted: they are not measured.")
+    return unseen
+
+
+def _choose(plan: Plan, decomposition: Decomposition, components: Sequence[int], count: int, seed: int) -> list[int]:
+    """The components that are asked for, or some of those that enough examples of every part use."""
+    least = plan.test.top if plan.protocol == "paper" else min(FEWEST, plan.test.top)
+
+    def used(number: int) -> int:
+        subject = plan.component(number)
+        return min(len(ranked.top) for ranked in (*subject.tune, *subject.test))
+
     chosen = list(dict.fromkeys(components))
     for number in chosen:
         check_component(decomposition, number)
-    scores = {order: decomposition.scores(order).float().cpu().numpy() for order in decomposition.orders}
+        if plan.protocol != "paper" and used(number) < least:
+            raise UserError(
+                f"Component {number} is used by fewer than {least} of the {len(plan.tune.examples)} examples to choose "
+                f"on or of the {len(plan.test.examples)} to measure: too few to tell. Hold out more examples."
+            )
     if not chosen:
-        shuffled = np.random.default_rng([seed, 0]).permutation(len(decomposition.components))
-        fit = [j for j in shuffled.tolist() if all((score[:, j] > 0).sum() >= top for score in scores.values())]
-        chosen = sorted(fit[:count])
+        shuffled = np.random.default_rng([seed, 0]).permutation(len(decomposition.components)).tolist()
+        chosen = list(itertools.islice((number for number in shuffled if used(number) >= least), count))
         if not chosen:
-            raise UserError(f"No component has {top} examples. Lower --top, or decompose into fewer components.")
-    tops = {}
-    for number in chosen:
-        orders = [(order, top_examples(score[:, number])) for order, score in scores.items()]
-        tops[number] = [
-            Tops(number, order, ranking[:top], ranking[top : 2 * top]) for order, ranking in orders if len(ranking)
-        ]
-    drawn = np.sort(np.random.default_rng([seed, 1]).permutation(usable)[:random])
-    return Plan(tops, drawn, np.setdiff1d(usable, drawn))
+            raise UserError(
+                f"No component has {least} examples in every part. Lower --top, hold out more examples, or decompose "
+                f"into fewer components."
+            )
+    return sorted(chosen)

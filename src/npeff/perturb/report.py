@@ -1,25 +1,22 @@
-"""Results of perturbations: records, files, tables and figures."""
+"""Results of perturbations as files: tables and figures."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from npeff.collect.identity import changes
-from npeff.decompose.base import Decomposition
-from npeff.perturb.config import PerturbConfig
-from npeff.perturb.evaluate import CurvePoint, Outcome, geometric_mean
-from npeff.perturb.weights import Saved
-from npeff.perturb.where import Entry, Place, by_layer_and_kind
+import numpy as np
+
+from npeff.perturb.elsewhere import RUNNING_TEXT
+from npeff.perturb.evaluate import CurvePoint
+from npeff.perturb.protocol import Plan
+from npeff.perturb.records import ComponentRecord, Made, Results, chance_limit, read_results, summarise
+from npeff.perturb.statistics import compare_ratios
+from npeff.perturb.where import by_layer_and_kind
 from npeff.perturb.whitening import Notes
-from npeff.store.run import Run
 from npeff.utils.configs import read_record, write_record
-from npeff.utils.errors import UserError
 from npeff.utils.files import only_one, remove_partials
 from npeff.utils.report import Column, Emphasis, Table, draw_figure, new_figure, write_figure, write_report
 
@@ -29,288 +26,69 @@ _SHOWN = 12
 """Most heat maps in a figure."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """What results were made with: config.json."""
-
-    npeff: str
-    """Version."""
-    command: str
-    """perturb."""
-    config: dict[str, Any]
-    """Options, as `npeff replay` reads them."""
-    key: str
-    """Digest of the run, the decomposition and the settings: see `identity`."""
-
-
-@dataclass(frozen=True)
-class ComponentRecord:
-    """What was measured of one component: components/NUMBER.json."""
-
-    component: int
-    """Its number."""
-    length: float
-    """Euclidean length of the vector before it was made a unit vector."""
-    fidelity: float
-    """Cosine between the sketch of the vector and the direction that was asked for."""
-    best: Outcome
-    """The outcome with the highest ratio."""
-    outcomes: list[Outcome]
-    """Outcomes of every order and both signs."""
-    curve: list[CurvePoint]
-    """Ratios at other magnitudes, if that was asked for."""
-    where: list[Place]
-    """The vector's parts by module."""
-    largest: list[Entry]
-    """The vector's largest entries."""
-    saved: Saved | None
-    """The change that was written, if that was asked for."""
-    stationarity: float | None = None
-    """Cosine of the component with the sum of rows that stands for it."""
-    examples: int | None = None
-    """lift: examples that the vector was lifted from."""
-    truncation: float | None = None
-    """lift: cosine of their sum with the whole sum."""
-    entries: int | None = None
-    """sensing: entries of the vector that are not zero."""
-    residual: float | None = None
-    """sensing: relative residual of the sketch."""
-    iterations: int | None = None
-    """sensing: iterations of the solver."""
-    planted_cosine: float | None = None
-    """sensing: cosine with which the sketch gives a planted vector back."""
-    key: str | None = None
-    """Which settings of which run and decomposition it was measured with."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """All components together, each by its best sign and order, as in the paper's table."""
-
-    components: int
-    """How many there are."""
-    kl_ratio: float
-    """Geometric mean of the KL ratios."""
-    norm_ratio: float
-    """Geometric mean of the norm ratios."""
-    predicted_ratio: float | None
-    """Geometric mean of the predicted ratios, where there are any."""
-    fidelity: float
-    """The lowest fidelity."""
-
-
-@dataclass(frozen=True)
-class Results:
-    """Everything that was measured so far: results.json."""
-
-    summary: Summary
-    """All components together."""
-    notes: Notes = field(default_factory=Notes)
-    """What was chosen before the first component was perturbed."""
-    components: list[ComponentRecord] = field(default_factory=list)
-    """One record for each component, by number."""
-    key: str = ""
-    """Which settings of which run and decomposition they were measured with."""
-
-
-# --- what results are made of -------------------------------------------------------------------------------
-
-_NOT_IDENTITY_OF_0_1 = ("run", "label", "overwrite", "device", "memory_gb", "predict")
-_NOT_SETTINGS = (
-    *("run", "perturbation", "overwrite", "device", "memory_gb", "component", "count"),
-    *("predict", "curve", "save", "adapter_share", "adapter_rank"),
-)
-"""Options that say which components to measure, where, how fast and what comes with it; not what the results are."""
-_FIXED = {"gamma": 0.99, "beta": 4.0, "inner_tolerance": 1e-3, "debias": 0}
-"""Options of 0.1.0 whose values are fixed now."""
-
-
-def identity(run: Run, decomposition: Decomposition, config: Mapping[str, Any]) -> str:
-    """Digest of what results depend on, whichever components they are of.
-
-    Args:
-        run: The run.
-        decomposition: One of its decompositions.
-        config: Options as `Made` has them, of this version or of 0.1.0.
-
-    Returns:
-        The digest of the run, the decomposition and the settings.
-    """
-    if "components" in config:  # of 0.1.0, which took the list of components into account
-        settings = {name: value for name, value in config.items() if name not in _NOT_IDENTITY_OF_0_1}
-    else:
-        settings = _settings(config)
-    digest = hashlib.sha256(decomposition.components.contiguous().numpy().data)
-    digest.update(decomposition.coefficients.contiguous().numpy().data)
-    made_of = [run.fingerprint, run.manifest.examples_sha256, digest.hexdigest(), settings]
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that results depend on, with their names of today."""
-    named = {PerturbConfig.renamed.get(name, name): value for name, value in config.items()}
-    named = {"background_rows": 4096, **named, "sensing": {**_FIXED, **config.get("sensing", {})}}
-    return {name: value for name, value in named.items() if name not in _NOT_SETTINGS}
-
-
-def differences(run: Run, decomposition: Decomposition, old: Made, config: Mapping[str, Any]) -> list[str]:
-    """Why results cannot be added to others.
-
-    Args:
-        run: The run.
-        decomposition: One of its decompositions.
-        old: What the others were made with.
-        config: The options of now.
-
-    Returns:
-        A part of a sentence for each reason; none if they can.
-    """
-    before, now = _settings(old.config), _settings(config)
-    before["decomposition"] = before.get("decomposition") or now["decomposition"]
-    changed = [
-        f"--{name.rpartition('.')[2].replace('_', '-')} was {value} and is now {other}"
-        for name, value, other in changes(before, now)
-    ]
-    if not changed and identity(run, decomposition, old.config) != old.key:
-        changed = ["the run or its decomposition was another one"]
-    return changed
-
-
-# --- reading ------------------------------------------------------------------------------------------------
-
-
-def record_path(folder: Path, component: int) -> Path:
-    """The file of a component's record."""
-    return folder / "components" / f"{component:05d}.json"
-
-
-Own = TypeVar("Own", ComponentRecord, Results, Notes)
-
-
-def read_own(kind: type[Own], path: Path, *keys: str | None) -> Own:
-    """A record of a perturbation.
-
-    Args:
-        kind: Its class.
-        path: Its file.
-        *keys: What it may be made of.
-
-    Returns:
-        The record.
-
-    Raises:
-        UserError: It is made of something else.
-    """
-    record = read_record(kind, path)
-    if record.key not in keys:
-        raise UserError(f"{path} is of something else. Delete it, and run `npeff perturb` again.")
-    return record
-
-
-def read_components(folder: Path, key: str) -> list[ComponentRecord]:
-    """The records of all components that are done.
-
-    Args:
-        folder: Directory of the results.
-        key: What they should be made of.
-
-    Returns:
-        The records, by number.
-
-    Raises:
-        UserError: A record is damaged, or of something else.
-    """
-    records = []
-    for path in sorted((folder / "components").glob("[!.]*.json")):
-        record = read_own(ComponentRecord, path, key)
-        if record_path(folder, record.component) != path:
-            raise UserError(f"{path} is the record of component {record.component}. Delete it, and it is made again.")
-        records.append(record)
-    return records
-
-
-def read_results(folder: Path) -> Results:
-    """The results of a perturbation.
-
-    Args:
-        folder: RUN/perturbations/NAME, also of 0.1.0.
-
-    Returns:
-        The results.
-    """
-    return read_own(Results, folder / "results.json", read_record(Made, folder / "config.json").key)
-
-
-# --- writing ------------------------------------------------------------------------------------------------
-
-
-def summarise(records: Sequence[ComponentRecord]) -> Summary:
-    """Geometric means over components, each by its best sign and order.
-
-    Args:
-        records: At least one component.
-
-    Returns:
-        The summary.
-    """
-    best = [record.best for record in records]
-    predicted = [outcome.predicted_ratio for outcome in best if outcome.predicted_ratio is not None]
-    return Summary(
-        components=len(records),
-        kl_ratio=geometric_mean(outcome.ratio for outcome in best),
-        norm_ratio=geometric_mean(outcome.norm_ratio for outcome in best),
-        predicted_ratio=geometric_mean(predicted) if predicted else None,
-        fidelity=min(record.fidelity for record in records),
-    )
-
-
-def write_results(folder: Path, records: list[ComponentRecord], notes: Notes, key: str) -> Results:
+def write_results(folder: Path, records: list[ComponentRecord], notes: Notes, key: str, plan: Plan) -> Results:
     """Write results.json, results.csv, table.md and .tex, and the figures.
 
     Args:
         folder: Directory of the results.
-        records: All components so far.
+        records: All components and nulls so far.
         notes: What was chosen before the first of them.
         key: What they are made of.
+        plan: Who took part in what.
 
     Returns:
         What results.json holds.
     """
-    results = Results(summarise(records), notes, records, key)
-    write_record(folder / "results.json", results, sealed=True)
-    _outcomes("All outcomes.", [(r, outcome) for r in records for outcome in r.outcomes]).write_csv(
-        folder / "results.csv"
+    components, nulls = (
+        sorted((record for record in records if record.kind == kind), key=lambda record: record.component)
+        for kind in ("component", "null")
     )
-    best = _outcomes("The best sign and order of every component, and geometric means.", [(r, r.best) for r in records])
-    means = [Emphasis(results.summary.kl_ratio), results.summary.predicted_ratio, results.summary.norm_ratio]
-    best.rows.append(["geometric mean", None, None, None, *means, *[None] * (len(best.columns) - 7)])
-    write_report(folder / "table", [best])
-    curves = {record.component: record.curve for record in records if record.curve}
+    parts = {"fit": len(plan.fit), "tune": len(plan.tune.examples), "test": len(plan.test.examples)}
+    results = Results(summarise([*components, *nulls], plan.protocol), notes, components, key, nulls, parts)
+    write_record(folder / "results.json", results, sealed=True)
+    table = _outcomes(results)
+    table.write_csv(folder / "results.csv")
+    write_report(folder / "table", [results.summary.in_words(), table])
+    curves = {record.component: record.curve for record in components if record.curve}
     if curves:
         draw_figure(folder / "curve", _draw_curves, curves)
-    _draw_places(folder / "where", records[:_SHOWN])
+    draw_figure(folder / "ratios", _draw_ratios, results)
+    _draw_places(folder / "where", components[:_SHOWN])
     return results
 
 
-_FORMATS = {"order": "", "sign": "", "ratio": ".3g", "predicted_ratio": ".3g", "norm_ratio": ".2f", "magnitude": ".3g"}
+_FORMATS = {"order": "", "sign": "", "predicted_ratio": ".3g", "norm_ratio": ".2f", "magnitude": ".3g"}
 _FORMATS |= {"top_kl": ".3g", "related_kl": "", "random_kl": ".3g"}
 """What tables say of an outcome, and how; what has no format is only in results.csv."""
 
 
-def _outcomes(caption: str, outcomes: Sequence[tuple[ComponentRecord, Outcome]]) -> Table:
-    """A line for each outcome."""
-    columns = [Column("component"), Column("fidelity", ".3f")]
+def _outcomes(results: Results) -> Table:
+    """A line for each component and null."""
+    sample = "Held-out" if results.summary.protocol == "heldout" else "In-sample"
+    columns = [Column("component"), Column("fidelity", ".3f"), Column("ratio", ".3g", "KL ratio")]
+    columns += [
+        Column("low", ".3g"),
+        Column("high", ".3g"),
+        Column("chance", ".3g", "chance, at most"),
+        Column("effect"),
+    ]
     for name, style in _FORMATS.items():
-        title = "KL ratio" if name == "ratio" else name.replace("_", " ").replace("kl", "KL")
-        columns.append(Column(name, style, title, None if style else "csv"))
+        columns.append(Column(name, style, name.replace("_", " ").replace("kl", "KL"), None if style else "csv"))
+    columns += [Column("elsewhere", ".2g", "running text, KL a token")]
     columns += [Column(f"flipped_{group}", title=f"flipped {group}") for group in ("top", "random")]
     columns += [Column(f"accuracy {group}", only="text") for group in ("top", "random")]
-    table = Table(caption, columns)
-    for record, outcome in outcomes:
-        values = [getattr(outcome, name) for name in _FORMATS]
-        values += [outcome.flipped[group] for group in ("top", "random")]
-        values += [_arrow(outcome.accuracy.get(group)) for group in ("top", "random")]
-        table.rows.append([str(record.component), record.fidelity, *values])
+    table = Table(f"{sample} outcomes of every component, with 95% intervals, and of random groups.", columns)
+    for record in (*results.components, *results.nulls):
+        best, is_null = record.best, record.kind == "null"
+        limit = None if is_null else chance_limit(best, results.summary.null)
+        effect = None if limit is None else ("yes" if best.ratio > limit else "none")
+        damage = next((damage.kl for damage in best.elsewhere if damage.text == RUNNING_TEXT), None)
+        values = [getattr(best, name) for name in _FORMATS]
+        values += [damage, *(best.flipped[group] for group in ("top", "random"))]
+        values += [_arrow(best.accuracy.get(group)) for group in ("top", "random")]
+        name = f"random group {record.component}" if is_null else str(record.component)
+        interval = best.interval or (None, None)
+        table.rows.append([name, record.fidelity, Emphasis(best.ratio), *interval, limit, effect, *values])
     return table
 
 
@@ -324,6 +102,25 @@ def _draw_curves(axes: Any, curves: Mapping[int, Sequence[CurvePoint]]) -> None:
         axes.plot(sizes, ratios, marker=".", label=str(component))
     axes.set(xscale="log", yscale="log", xlabel="length of the change", ylabel="KL of top ÷ KL of random examples")
     axes.legend(title="component", fontsize="small", ncols=2)
+
+
+def _draw_ratios(axes: Any, results: Results) -> None:
+    """Ratios with their intervals, largest first, above what random groups give."""
+    records = sorted(results.components, key=lambda record: -record.best.ratio)
+    places = range(len(records))
+    ratios = [record.best.ratio for record in records]
+    ends = [record.best.interval or (record.best.ratio, record.best.ratio) for record in records]
+    errors = [[at - low for at, (low, _) in zip(ratios, ends, strict=True)]]
+    errors += [[high - at for at, (_, high) in zip(ratios, ends, strict=True)]]
+    axes.errorbar(places, ratios, yerr=np.maximum(errors, 0), fmt="o", markersize=4, label="components, 95% intervals")
+    null = results.summary.null
+    if null is not None and null.single is not None:
+        axes.axhspan(*null.single, color="0.5", alpha=0.2, linewidth=0, label="95% of random groups")
+    axes.axhline(1, color="0.5", linewidth=0.8)
+    sample = "held-out" if results.summary.protocol == "heldout" else "in-sample"
+    axes.set(yscale="log", xlabel="component", ylabel=f"KL of top ÷ KL of random examples, {sample}")
+    axes.set_xticks(places, [str(record.component) for record in records], fontsize="x-small", rotation=90)
+    axes.legend(fontsize="small")
 
 
 def _draw_places(path: Path, records: Sequence[ComponentRecord]) -> None:
@@ -356,19 +153,45 @@ def write_overview(folder: Path) -> Table:
     Returns:
         The table.
     """
-    names = ("perturbation", "decomposition", "direction", "way", "compared at", "components")
-    heads = [*map(Column, names), *(Column(name, ".3g") for name in ("KL ratio", "norm ratio", "predicted"))]
-    table = Table("All perturbations of the run: geometric means over components.", heads)
-    summaries = [(path.parent, read_results(path.parent).summary) for path in folder.glob("*/results.json")]
-    for path, summary in sorted(summaries, key=lambda pair: (-pair[1].kl_ratio, pair[0])):
-        config = read_record(Made, path / "config.json").config
-        options = [config.get(name) or "" for name in ("decomposition", "direction", "way")]
-        ratios = [summary.kl_ratio, summary.norm_ratio, summary.predicted_ratio]
-        table.rows.append([path.name, *options, compared_at(config), summary.components, *ratios])
+    names = ("perturbation", "decomposition", "direction", "way", "protocol", "compared at", "components")
+    means_of = ("KL ratio", "low", "high", "random groups", "elsewhere", "norm ratio")
+    compared = ("÷ first", "÷ first, low", "÷ first, high")
+    heads = [
+        *map(Column, names),
+        *(Column(name, ".3g") for name in (*means_of, *compared)),
+        Column("against the first"),
+    ]
+    table = Table(
+        "All perturbations of the run: geometric means over components with 95% intervals; paper: in-sample.", heads
+    )
+    found = [
+        (path.parent.name, read_results(path.parent), read_record(Made, path.parent / "config.json").config)
+        for path in folder.glob("*/results.json")
+    ]
+    found.sort(key=lambda each: (each[1].summary.protocol, -each[1].summary.kl_ratio, each[0]))
+    for name, results, config in found:
+        summary = results.summary
+        first, its = next((one, its) for _, one, its in found if one.summary.protocol == summary.protocol)
+        paired = config.get("decomposition") == its.get("decomposition")
+        against = [None] * 4 if first is results else _against(results, first, paired)
+        options = [config.get(option) or "" for option in ("decomposition", "direction", "way")]
+        means = [summary.kl_ratio, *(summary.interval or (None, None)), summary.null and summary.null.ratio]
+        means += [summary.elsewhere, summary.norm_ratio]
+        about = [name, *options, summary.protocol, compared_at(config), summary.components]
+        table.rows.append([*about, *means, *against])
     with only_one(folder, wait=_PATIENCE):
         remove_partials(folder)
         write_report(folder / "table", [table], csv=table)
     return table
+
+
+def _against(results: Results, first: Results, paired: bool) -> list[Any]:
+    """Factor, its interval and a verdict of the ratios of one perturbation against those of the best."""
+    one, other = ({record.component: record.best.ratio for record in each.components} for each in (results, first))
+    same = sorted(set(one) & set(other)) if paired else []
+    values = [[each[j] for j in same] if same else list(each.values()) for each in (one, other)]
+    found = compare_ratios(values[0], values[1], bool(same))
+    return [found.factor, *found.interval, f"{found.verdict} (p = {found.p:.2g}{', paired' if same else ''})"]
 
 
 def compared_at(config: Mapping[str, Any]) -> str:

@@ -66,11 +66,12 @@ class EditedWeights:
                 original = self._originals[name]
                 if name in changes and changes[name].shape != original.shape:
                     raise ValueError(f"{name} has shape {tuple(original.shape)}, not {tuple(changes[name].shape)}")
-                if name in changes:
-                    # summed in float32: half precision would round the change away before it is added
-                    parameter.copy_(original.float() + scale * changes[name].to(original.device, torch.float32))
-                else:
+                if name not in changes:
                     parameter.copy_(original)
+                elif parameter.dtype == torch.float32:
+                    torch.add(original, changes[name].to(original), alpha=scale, out=parameter)
+                else:  # summed in float32: half precision would round the change away before it is added
+                    parameter.copy_(original.float() + scale * changes[name].to(original.device, torch.float32))
 
     def restore(self) -> None:
         """Put the original parameters back."""

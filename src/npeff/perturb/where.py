@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,8 +27,8 @@ class Place:
     """What the module is in its block, as mlp.down_proj."""
     share: float
     """Its part of the vector's squared length."""
-    ranks: dict[str, float]
-    """Rank → share of the matrix's squared length that its leading singular vectors keep."""
+    ranks: dict[str, float] = field(default_factory=dict)
+    """Rank → share of the matrix's squared length that its leading singular vectors keep, if that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,12 @@ def split_name(name: str) -> tuple[int, str]:
     return int(match[1]), name[match.end() - 1 :] or name
 
 
-def find_places(vector: Parameters) -> list[Place]:
+def find_places(vector: Parameters, ranks: bool = False) -> list[Place]:
     """The modules of a vector, in the model's order.
 
     Args:
         vector: Module name → [d_out, columns].
+        ranks: Also compute what low ranks keep, which takes an SVD of every matrix.
 
     Returns:
         One place for each module; their shares sum to 1.
@@ -64,7 +65,8 @@ def find_places(vector: Parameters) -> list[Place]:
     places = []
     for name, matrix in vector.items():
         energy = float(matrix.double().square().sum())
-        places.append(Place(name, *split_name(name), energy / whole, _rank_shares(matrix, energy)))
+        kept = _rank_shares(matrix, energy) if ranks else {}
+        places.append(Place(name, *split_name(name), energy / whole, kept))
     return places
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -12,23 +13,26 @@ import torch
 from npeff.decompose.base import Decomposition
 from npeff.decompose.solver import gram
 from npeff.perturb.config import Direction
-from npeff.perturb.lift import RowSums, component_sums, example_sizes
-from npeff.perturb.protocol import Plan
+from npeff.perturb.lift import RowSums, component_sums, example_sizes, fitted_coefficients, group_sum
+from npeff.perturb.protocol import Plan, Subject
+from npeff.perturb.statistics import ratio
 from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.types import Array
 
-RIDGES = tuple(10.0 ** (power / 2) for power in range(-12, 1))
+RIDGES = tuple(10.0 ** (power / 2) for power in range(-10, -2))
 """Ridges that are tried, as shares of the largest eigenvalue of the mean Fisher."""
 JITTER = 1e-9
 """Added to a diagonal, as a share of its mean: rows may depend on each other."""
 BACKGROUND_ROWS = 4096
 """Most Fisher rows of a background."""
-FEWEST = 10
-"""Background examples that a ridge can be chosen on."""
-VALIDATION = 0.2
-"""Share of the background examples on which a ridge is chosen."""
+TRIED = 12
+"""Components that a ridge is chosen with; which ones does not depend on those that are perturbed."""
+USES = 0.1
+"""An example uses a component if its coefficient is at least this share of the component's largest."""
+MOST_USERS = 0.25
+"""Share of the fitted examples that may count as users: those with the largest coefficients."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class RidgeTrial:
     ridge: float
     """What is added to the mean Fisher."""
     ratio: float
-    """Second-order KL ratio on held-out background examples, geometric mean over components."""
+    """Second-order KL ratio on the examples that choices are made on, geometric mean over components."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Notes:
     ridges: list[RidgeTrial] = field(default_factory=list)
     """whiten: the ridges that were tried; empty if the ridge was given."""
     background_examples: int | None = None
-    """whiten: examples of the mean Fisher."""
+    """whiten: examples of the mean Fisher, without the users of a component."""
     key: str | None = None
     """Which settings of which run and decomposition this belongs to."""
 
@@ -172,85 +176,99 @@ def whiten_within(
     return torch.cholesky_solve((span @ h).double()[:, None], torch.linalg.cholesky(system))[:, 0]
 
 
-def choose_ridge(
-    background: FisherRows, top: Sequence[FisherRows], vectors: torch.Tensor, seed: int
-) -> tuple[float, list[RidgeTrial]]:
-    """The ridge with the best second-order KL ratio on examples that the whitening does not see.
-
-    A part of the background is held out; vectors are whitened against the rest, without any vector's top examples. The
-    geometric mean over vectors of mean effect on top examples ÷ mean effect on held-out ones is compared.
+def read_background(run: Run, fit: Array, seed: int) -> FisherRows:
+    """Rows of the mean Fisher: those of random fitted examples, at most `BACKGROUND_ROWS`.
 
     Args:
-        background: Rows of examples to whiten against.
-        top: Rows of the top examples of each vector.
+        run: The run.
+        fit: Examples that may be part of it, ascending.
+        seed: Seed of the draw, where there are too many.
+
+    Returns:
+        The rows.
+
+    Raises:
+        UserError: The run has no Fisher rows.
+    """
+    if "fisher" not in run.manifest.collected:
+        raise UserError(f"{run.path} has no Fisher rows to whiten with. Collect with --fisher, or use reject.")
+    shuffled = np.random.default_rng([seed, 2]).permutation(fit)
+    ranks = run.source("fisher").ranks[shuffled]
+    return read_fishers(run, shuffled[np.cumsum(ranks) <= BACKGROUND_ROWS])
+
+
+def users(decomposition: Decomposition, component: int) -> Array:
+    """Fitted examples that use a component; they do not belong to what its direction should leave alone.
+
+    Args:
+        decomposition: A decomposition.
+        component: Number of the component.
+
+    Returns:
+        Their numbers, ascending.
+    """
+    sizes = fitted_coefficients(decomposition)[:, component].abs().numpy()
+    order = np.argsort(-sizes, kind="stable")[: int(MOST_USERS * len(sizes))]
+    return np.sort(order[sizes[order] >= max(USES * sizes.max(), 1e-30)])
+
+
+def choose_ridge(
+    background: FisherRows,
+    outside: Sequence[Array],
+    vectors: torch.Tensor,
+    tops: Sequence[FisherRows],
+    rest: FisherRows,
+) -> tuple[float, list[RidgeTrial]]:
+    """The ridge with the best second-order KL ratio on examples that carry nothing of the directions.
+
+    Args:
+        background: Rows of the mean Fisher.
+        outside: For each vector, the examples that do not belong to its background.
         vectors: Components to whiten, [J, p].
-        seed: Seed of the examples that are held out.
+        tops: For each vector, the rows of its top examples among those that choices are made on.
+        rest: Rows of other such examples; top examples of a vector among them are not counted for it.
 
     Returns:
         The ridge, and all that were tried.
-
-    Raises:
-        UserError: Too few examples are left.
     """
-    tops = np.unique(np.concatenate([rows.examples for rows in top]))
-    candidates = np.setdiff1d(background.examples, tops)
-    if len(candidates) < FEWEST:
-        raise UserError(
-            f"Only {len(candidates)} background examples are left to choose a ridge on. Collect more examples, lower "
-            f"--random, or give --ridge."
-        )
-    held_out = np.random.default_rng([seed, 3]).permutation(candidates)[: max(2, round(VALIDATION * len(candidates)))]
-    fitted = np.isin(background.examples, np.setdiff1d(candidates, held_out))
-    G = background.rows[background.part(fitted)]
-    V = background.rows[background.part(np.isin(background.examples, held_out))]
-    values, basis = torch.linalg.eigh((G @ G.T).double())
-    products = basis.T @ (G @ vectors.T).double()
-    count = int(fitted.sum())
-    largest = float(values[-1]) / count
-    on_held_out = (V @ vectors.T).double(), (V @ G.T).double() @ basis
-    on_top = [((T.rows @ h).double(), (T.rows @ G.T).double() @ basis) for T, h in zip(top, vectors, strict=True)]
-    trials = []
-    for share in RIDGES:
-        ridge = share * largest
-        a = products / (values.clamp_min(0) + ridge * count)[:, None]
-        beside = (on_held_out[0] - on_held_out[1] @ a).square().sum(0) / len(held_out)
-        inside = [
-            (plain - cross @ a[:, j]).square().sum() / len(top[j].examples) for j, (plain, cross) in enumerate(on_top)
-        ]
-        trials.append(RidgeTrial(ridge, float((torch.stack(inside) / beside).log().mean().exp())))
+    products = (background.rows @ background.rows.T).double()
+    largest = float(torch.linalg.eigvalsh(products)[-1]) / len(background.examples)
+    logs = np.zeros((len(RIDGES), len(vectors)))
+    for j, (without, h, top) in enumerate(zip(outside, vectors, tops, strict=True)):
+        keep = background.part(~np.isin(background.examples, without))
+        G, count = background.rows[keep], len(np.unique(background.owner[keep.numpy()]))
+        others = rest.rows[rest.part(~np.isin(rest.examples, top.examples))]
+        beside = len(np.setdiff1d(rest.examples, top.examples))
+        for place, share in enumerate(RIDGES):
+            a = whiten(products[keep][:, keep], (G @ h[:, None]).double(), count, share * largest)[:, 0]
+            white = h - a.float() @ G
+            effects = [float((rows @ white).double().square().sum()) for rows in (top.rows, others)]
+            logs[place, j] = np.log(ratio(effects[0] / len(top.examples), effects[1] / beside))
+    trials = [RidgeTrial(share * largest, float(np.exp(log))) for share, log in zip(RIDGES, logs.mean(1), strict=True)]
     return max(trials, key=lambda trial: trial.ratio).ridge, trials
 
 
-def read_background(run: Run, plan: Plan, seed: int) -> FisherRows:
-    """Rows of the mean Fisher: those of random examples of the plan's background, at most `BACKGROUND_ROWS`."""
-    ranks = run.source("fisher").ranks
-    shuffled = np.random.default_rng([seed, 2]).permutation(plan.background)
-    return read_fishers(run, shuffled[np.cumsum(ranks[shuffled]) <= BACKGROUND_ROWS])
-
-
 def whiten_sums(
-    run: Run, sums: RowSums, background: FisherRows, excluded: Sequence[Array], ridge: float, carriers: float
+    run: Run, sums: RowSums, background: FisherRows, outside: Sequence[Array], ridge: float, carriers: float
 ) -> RowSums:
     """Whiten vectors, and solve for them again within the span of those examples that weigh most in the result.
-
-    Random examples, which are neither in the background nor excluded, carry nothing.
 
     Args:
         run: The run.
         sums: J vectors.
         background: Rows of the mean Fisher.
-        excluded: For each vector, the examples that do not belong to its background.
+        outside: For each vector, the examples that do not belong to its background.
         ridge: What is added to the mean Fisher.
         carriers: Share of the examples that may carry a vector; 1 takes the first solution, which all of them carry.
 
     Returns:
         The whitened vectors, as sums of rows.
     """
-    inside = [~np.isin(background.examples, without) for without in excluded]
     products = (background.rows @ background.rows.T).double()
     vectors = sums.vectors.clone()
     weights = {kind: values.clone() for kind, values in sums.weights.items()}
     fisher = weights.setdefault("fisher", torch.zeros(len(vectors), int(run.source("fisher").ranks.sum())))
+    inside = [~np.isin(background.examples, without) for without in outside]
     for j, mask in enumerate(inside):
         keep = background.part(mask)
         G = background.rows[keep]
@@ -263,20 +281,22 @@ def whiten_sums(
         return whole
     sizes = example_sizes(whole, {kind: run.source(kind) for kind in weights})
     carried = RowSums(torch.zeros_like(vectors), {"fisher": torch.zeros_like(fisher)})
-    for j, (mask, without) in enumerate(zip(inside, excluded, strict=True)):
+    for j, (mask, without) in enumerate(zip(inside, outside, strict=True)):
         allowed = np.union1d(background.examples, without)
         order = allowed[np.argsort(-sizes[j, allowed], kind="stable")]
         span = read_fishers(run, order[: max(1, round(carriers * len(order)))])
-        G = background.rows[background.part(mask)]
-        c = whiten_within(span.rows, G, sums.vectors[j], int(mask.sum()), ridge)
+        c = whiten_within(span.rows, background.rows[background.part(mask)], sums.vectors[j], int(mask.sum()), ridge)
         carried.vectors[j] = c.float() @ span.rows
         carried.weights["fisher"][j, span.places] = (c * span.scales).float()
     return carried
 
 
+# --- the directions of a plan -------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Directions:
-    """Directions of the sketch for a plan's components."""
+    """Directions of the sketch for some subjects of a plan."""
 
     sums: RowSums
     """The directions as sums of rows."""
@@ -284,53 +304,89 @@ class Directions:
     """What they should be: made of the components as they are stored, float32 [J, p]."""
     stationarity: list[float]
     """Cosine of each component with the sum of rows that stands for it."""
-    notes: Notes
-    """What was chosen on the way."""
 
 
-def plan_directions(
-    run: Run,
-    decomposition: Decomposition,
-    plan: Plan,
-    direction: Direction,
-    threshold: float = 0.5,
-    ridge: float | None = None,
-    carriers: float = 1.0,
-    seed: int = 0,
-) -> Directions:
-    """The directions of a plan's components.
+class DirectionMaker:
+    """Makes the directions of a decomposition's components and of nulls, all in the same way."""
 
-    Args:
-        run: The run.
-        decomposition: One of its decompositions.
-        plan: Components and examples.
-        direction: whiten, reject or plain.
-        threshold: reject: components with a cosine of at least this size are not rejected from.
-        ridge: whiten: what is added to the mean Fisher; chosen if not given.
-        carriers: whiten: share of the examples that carry the direction.
-        seed: whiten: seed of the background.
+    def __init__(
+        self,
+        run: Run,
+        decomposition: Decomposition,
+        plan: Plan,
+        direction: Direction,
+        threshold: float = 0.5,
+        ridge: float | None = None,
+        carriers: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        """Read the background and choose a ridge, where the direction needs them.
 
-    Returns:
-        One direction for each component of the plan.
+        Args:
+            run: The run that was decomposed.
+            decomposition: The decomposition.
+            plan: Who takes part in what.
+            direction: whiten, reject or plain.
+            threshold: reject: components with a cosine of at least this size are not rejected from.
+            ridge: whiten: what is added to the mean Fisher; chosen if not given.
+            carriers: whiten: share of the examples that carry the direction.
+            seed: Of what is drawn.
+        """
+        self.run, self.decomposition, self.plan = run, decomposition, plan
+        self.direction, self.threshold, self.carriers = direction, threshold, carriers
+        self.notes = Notes()
+        if direction == "whiten":
+            self._background = read_background(run, plan.fit, seed)
+            trials: list[RidgeTrial] = []
+            if ridge is None:
+                ridge, trials = self._choose_ridge(seed)
+            self.notes = Notes(ridge, trials, len(self._background.examples))
 
-    Raises:
-        UserError: The run has no Fisher rows to whiten with.
-    """
-    mix = torch.eye(len(decomposition.components), dtype=torch.float64)[plan.components]
-    if direction == "reject":
-        mix = rejection_mix(gram(decomposition.components.float()), plan.components, threshold)
-    sums = component_sums(decomposition, run.source(decomposition.kind), mix)
-    targets = (mix @ decomposition.components.double()).float()
-    cosines = torch.nn.functional.cosine_similarity(sums.vectors, targets, dim=1)
-    stationarity = [round(value, 6) for value in cosines.tolist()]
-    if direction != "whiten":
-        return Directions(sums, targets, stationarity, Notes())
-    if "fisher" not in run.manifest.collected:
-        raise UserError(f"{run.path} has no Fisher rows to whiten with. Collect with --fisher, or use reject.")
-    background = read_background(run, plan, seed)
-    tops = [plan.top_examples(number) for number in plan.components]
-    trials: list[RidgeTrial] = []
-    if ridge is None:
-        ridge, trials = choose_ridge(background, [read_fishers(run, top) for top in tops], sums.vectors, seed)
-    white = whiten_sums(run, sums, background, tops, ridge, carriers)
-    return Directions(white, white.vectors, stationarity, Notes(ridge, trials, len(background.examples)))
+    def _choose_ridge(self, seed: int) -> tuple[float, list[RidgeTrial]]:
+        plan, number = self.plan, len(self.decomposition.components)
+        shuffled = np.random.default_rng([seed, 3]).permutation(number).tolist()
+        ranked = ((j, plan.component(j).tune[0].top) for j in shuffled)
+        chosen = dict(itertools.islice(((j, top) for j, top in ranked if len(top)), TRIED))
+        outside = [users(self.decomposition, j) for j in chosen]
+        tops = [read_fishers(plan.run, top) for top in chosen.values()]
+        vectors = self.decomposition.components[list(chosen)].float()
+        return choose_ridge(self._background, outside, vectors, tops, read_fishers(plan.run, plan.tune.examples))
+
+    def make(self, subjects: Sequence[Subject]) -> Directions:
+        """The directions of some components and nulls.
+
+        Args:
+            subjects: J of them.
+
+        Returns:
+            One direction for each.
+        """
+        decomposition, kind = self.decomposition, self.decomposition.kind
+        source = self.run.source(kind)
+        groups = {j: group_sum(source, s.group) for j, s in enumerate(subjects) if s.group is not None}
+        mix = torch.stack([self._mix(s, groups[j][0] if j in groups else None) for j, s in enumerate(subjects)])
+        sums = component_sums(decomposition, source, mix)
+        targets = (mix @ decomposition.components.double()).float()
+        for j, (vector, weights) in groups.items():
+            sums.vectors[j] += vector
+            sums.weights[kind][j] += weights
+            targets[j] += vector
+        cosines = torch.nn.functional.cosine_similarity(sums.vectors, targets, dim=1)
+        stationarity = [round(value, 6) for value in cosines.tolist()]
+        if self.direction != "whiten":
+            return Directions(sums, targets, stationarity)
+        outside = [users(decomposition, s.number) if s.group is None else s.group for s in subjects]
+        white = whiten_sums(self.run, sums, self._background, outside, self.notes.ridge or 0.0, self.carriers)
+        return Directions(white, white.vectors, stationarity)
+
+    def _mix(self, subject: Subject, group: torch.Tensor | None) -> torch.Tensor:
+        """What a direction takes of every component, float64 [C]; a null takes only what is rejected from its own."""
+        H = self.decomposition.components.float()
+        if group is None and self.direction == "reject":
+            return rejection_mix(gram(H), [subject.number], self.threshold)[0]
+        if group is not None and self.direction == "reject":
+            return rejection_mix(gram(torch.cat([H, group[None]])), [len(H)], self.threshold)[0, :-1]
+        mix = torch.zeros(len(H), dtype=torch.float64)
+        if group is None:
+            mix[subject.number] = 1
+        return mix

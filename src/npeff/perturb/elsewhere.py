@@ -1,0 +1,105 @@
+"""What a change does to text that has nothing to do with the task: KL of next-token predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+
+from npeff.collect.session import Prepared
+from npeff.models.answers import encode_all
+from npeff.tasks.task import load_task
+from npeff.utils.errors import UserError
+
+EMBEDDED = Path(__file__).with_name("elsewhere.yaml")
+PASSAGE = 128
+"""Most tokens of a passage; longer texts are cut into several."""
+MOST_TOKENS = 1024
+"""Tokens of running text that are looked at: all log-probabilities of each are kept."""
+RUNNING_TEXT = "running text"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What a change along a component does elsewhere, at the length at which the component was measured."""
+
+    text: str
+    """`running text`, or the built-in task whose prompts these are."""
+    kl: float
+    """Mean KL divergence of the next-token predictions, a token; of prompts, at their last token."""
+    tokens: int
+    """Predictions that it is the mean of."""
+
+
+def read_passages(file: str | None) -> list[str]:
+    """Running text: a file's paragraphs, or the embedded ones.
+
+    Args:
+        file: Path of a text file; the embedded text if not given.
+
+    Returns:
+        The paragraphs that are not empty.
+
+    Raises:
+        UserError: The file cannot be read, is no text, or is empty.
+    """
+    if file is None:
+        return list(yaml.safe_load(EMBEDDED.read_text(encoding="utf-8"))["text"])
+    try:
+        whole = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Cannot read --elsewhere {file} as text: {error}.") from error
+    passages = [part.strip() for part in whole.split("\n\n") if part.strip()]
+    if not passages:
+        raise UserError(f"--elsewhere {file} has no text in it.")
+    return passages
+
+
+class Elsewhere:
+    """Next-token predictions of the model as it is when this is made, to compare others with."""
+
+    def __init__(self, prepared: Prepared, passages: list[str]) -> None:
+        self._model = prepared.model
+        tokens = encode_all(prepared.model.tokenizer, passages)
+        longest = min(PASSAGE, prepared.model.context)
+        pieces = [ids[start : start + longest] for ids in tokens for start in range(0, len(ids), longest)]
+        pieces, left = [piece for piece in pieces if len(piece) > 1], MOST_TOKENS
+        self._groups: dict[str, list[tuple[list[int], int]]] = {RUNNING_TEXT: []}
+        for piece in pieces:
+            if left > 0:
+                self._groups[RUNNING_TEXT].append((piece[:left], 0))
+                left -= len(piece)
+        embedded = yaml.safe_load(EMBEDDED.read_text(encoding="utf-8"))["prompts"]
+        for name, texts in embedded.items():
+            task = load_task(name)
+            if task.prompt != prepared.task.prompt:
+                prompts = encode_all(prepared.model.tokenizer, [task.render(text) for text in texts])
+                self._groups[name] = [(ids, len(ids) - 1) for ids in prompts if len(ids) <= prepared.model.context]
+        self._groups = {name: pieces for name, pieces in self._groups.items() if pieces}
+        self._before = {name: [self._predict(*piece) for piece in pieces] for name, pieces in self._groups.items()}
+
+    def measure(self) -> list[Damage]:
+        """What the weights of now do to the predictions of before.
+
+        Returns:
+            One entry for the running text and one for each task's prompts.
+        """
+        found = []
+        for name, pieces in self._groups.items():
+            kls = []
+            for piece, before in zip(pieces, self._before[name], strict=True):
+                log_p, log_q = before.double(), self._predict(*piece).double()
+                kls.append((log_p.exp() * (log_p - log_q)).sum(1).clamp_min(0))
+            every = torch.cat(kls)
+            found.append(Damage(name, float(every.mean()), len(every)))
+        return found
+
+    def _predict(self, ids: Sequence[int], first: int) -> torch.Tensor:
+        """Log-probabilities of the next token behind every token from `first` on, float32 [n, vocabulary]."""
+        with torch.inference_mode():
+            inputs = torch.tensor([list(ids)], device=self._model.device)
+            logits = self._model.network(input_ids=inputs, use_cache=False).logits[0, first:]
+            return logits.float().log_softmax(1).cpu()
