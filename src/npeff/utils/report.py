@@ -11,17 +11,14 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from npeff.utils.configs import write_record
 from npeff.utils.files import whole_file, write_text
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes as Axes
-    from matplotlib.figure import Figure
-else:
-    Axes = Any
-
+Axes = Any
+Figure = Any
+"""Those of matplotlib, which is imported only where something is drawn."""
 Value = str | float | bool | None
 
 
