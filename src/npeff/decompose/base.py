@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from npeff.decompose.blocks import Blocks, Rotation
 from npeff.decompose.checkpoint import Checkpoint, History
@@ -152,25 +151,25 @@ class Decomposition(ABC):
     tensors: ClassVar[tuple[str, ...]] = ("components", "coefficients", "residuals")
     """Attributes that make up a fitted decomposition, and are saved."""
 
-    components: Tensor
-    coefficients: Tensor
-    residuals: Tensor
+    components: torch.Tensor
+    coefficients: torch.Tensor
+    residuals: torch.Tensor
 
     def __init__(self, config: FitConfig, *, checkpoint: Checkpoint | None = None, quiet: bool = True) -> None:
         self.config, self.checkpoint, self.quiet = config, checkpoint, quiet
         self.history = History()
         self.notes = Notes()
-        self._overlap: tuple[Tensor, Tensor] | None = None
+        self._overlap: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @abstractmethod
     def fit(self, source: RowSource) -> Self:
         """Find the components of the examples of `source`."""
 
     @abstractmethod
-    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[Tensor, Tensor]]:
+    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Coefficients [n, C] and residuals [n] of every block, components fixed."""
 
-    def explain(self, source: RowSource) -> tuple[Tensor, Tensor]:
+    def explain(self, source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
         """Coefficients and residuals of other examples, components fixed.
 
         Args:
@@ -189,11 +188,11 @@ class Decomposition(ABC):
         blocks = self._blocks(source)
         return blocks.gather(self._explain_blocks(blocks), self.config.components)
 
-    def transform(self, source: RowSource) -> Tensor:
+    def transform(self, source: RowSource) -> torch.Tensor:
         """Coefficients [m, C] of other examples, components fixed."""
         return self.explain(source)[0]
 
-    def scores(self, order: Order = "positive") -> Tensor:
+    def scores(self, order: Order = "positive") -> torch.Tensor:
         """What examples of a component are ranked by, largest first.
 
         Args:
@@ -212,21 +211,21 @@ class Decomposition(ABC):
         return -self.coefficients if order == "negative" else self.coefficients.abs()
 
     @property
-    def energy(self) -> Tensor:
+    def energy(self) -> torch.Tensor:
         """Share of each component in the squared coefficients, float64 [C]."""
         squares = self._total(lambda chunk: chunk.square().sum(dim=0, dtype=torch.float64))
         return squares / squares.sum().clamp(min=1e-300)
 
     @property
-    def used(self) -> Tensor:
+    def used(self) -> torch.Tensor:
         """Number of examples in which the coefficient of each component is not zero, int64 [C]."""
         return self._total(lambda chunk: (chunk != 0).sum(dim=0))
 
-    def _total(self, count: Callable[[Tensor], Tensor]) -> Tensor:
+    def _total(self, count: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Sum of what `count` gives for the coefficients [n, C] of some examples at a time."""
         return functools.reduce(torch.add, map(count, torch.split(self.coefficients, _EXAMPLES)))
 
-    def overlap(self) -> Tensor | None:
+    def overlap(self) -> torch.Tensor | None:
         """Inner products of components as parts of an example.
 
         For (G-)NPEFF the parts are the matrices hⱼhⱼᵀ, so it is (hⱼᵀhₗ)²; for an SVD the vectors themselves.
@@ -241,7 +240,7 @@ class Decomposition(ABC):
             self._overlap = self.components, products.square() if self.parts == "matrices" else products
         return self._overlap[1]
 
-    def shares(self, coefficients: Tensor, component: int | None = None) -> Tensor | None:
+    def shares(self, coefficients: torch.Tensor, component: int | None = None) -> torch.Tensor | None:
         """How much of each example each component explains.
 
         The share of component j in example i is Wᵢⱼ · ⟨reconstruction of i, component j⟩. The shares of an example add

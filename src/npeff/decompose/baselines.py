@@ -148,17 +148,16 @@ class Sae(Decomposition):
         batch, every = min(options.sae_batch, len(x)), steps_per_entry(options)
         generator = torch.Generator().manual_seed(self.config.seed)
         E = torch.nn.functional.normalize(torch.randn(C, x.shape[1], generator=generator), dim=1).to(x.device)
-        parameters = [E, E.clone(), x.mean(dim=0)]
-        moments = [torch.zeros_like(value) for value in parameters for _ in BETAS]
+        tensors = [E, E.clone(), x.mean(dim=0)]
+        tensors += [torch.zeros_like(value) for value in tensors for _ in BETAS]
         done, recent = 0, 0.0
         saved = self.checkpoint.load(SaeState) if self.checkpoint else None
         if saved:
-            tensors = [saved[1][f"tensor{i}"].to(x.device) for i in range(3 + len(moments))]
-            parameters, moments = tensors[:3], tensors[3:]
+            tensors = [saved[1][f"tensor{i}"].to(x.device) for i in range(len(tensors))]
             done, self.history = saved[2].done, saved[2].history
         with self.history.shown("sae", options.sae_steps // every, done // every, self.quiet):
             while done < options.sae_steps:
-                recent += self._step(x, parameters, moments, done, batch)
+                recent += self._step(x, tensors, done, batch)
                 done += 1
                 if done % every:
                     continue
@@ -168,23 +167,26 @@ class Sae(Decomposition):
                     self.history.ending = "converged"
                     break
                 if self.checkpoint and done % (every * self.config.checkpoint_passes) == 0:
-                    named = {f"tensor{i}": value.detach() for i, value in enumerate([*parameters, *moments])}
+                    named = {f"tensor{i}": value.detach() for i, value in enumerate(tensors)}
                     self.checkpoint.save(done, [], named, SaeState(self.history, done))
             else:
                 self.history.ending = "out of passes"
-        self.encoder, self.components, self.bias = (value.detach().cpu() for value in parameters)
+        self.encoder, self.components, self.bias = (value.detach().cpu() for value in tensors[:3])
 
-    def _step(self, x: Tensor, parameters: list[Tensor], moments: list[Tensor], done: int, batch: int) -> float:
-        """One step of Adam on a batch that seed and step number determine; returns the loss per example."""
+    def _step(self, x: Tensor, tensors: list[Tensor], done: int, batch: int) -> float:
+        """One step of Adam on a batch that seed and step number determine; returns the loss per example.
+
+        `tensors` are E, D and b, and the two moments of each.
+        """
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + done)
         drawn = torch.randint(len(x), (batch,), generator=generator) if batch < len(x) else torch.arange(len(x))
         mine = x[drawn[distributed.rank() :: distributed.world_size()].to(x.device)]
-        E, D, b = (value.requires_grad_() for value in parameters)
+        E, D, b = parameters = [value.requires_grad_() for value in tensors[:3]]
         _, reconstruction = encode(mine, E, D, b, self.config.sae.top_k)
         loss = (mine - reconstruction).square().sum() / batch
-        gradients = torch.autograd.grad(loss, [E, D, b])
+        gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
-            for value, own, mean, square in zip(parameters, gradients, moments[::2], moments[1::2], strict=True):
+            for value, own, mean, square in zip(parameters, gradients, tensors[3::2], tensors[4::2], strict=True):
                 gradient = distributed.sum_over_ranks(own.contiguous())
                 if value.ndim == 2:  # along the sphere only
                     gradient = gradient - (gradient * value).sum(dim=1, keepdim=True) * value

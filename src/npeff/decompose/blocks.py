@@ -123,10 +123,11 @@ class Blocks:
         rooms = torch.split(scales, [block.rows for block in self.blocks])
         for block, room in zip(self.blocks, rooms, strict=True):
             rows = self.source.read(block.start, block.stop)
-            if not _all_finite(rows):
-                problem = f"Example {_first_bad(rows, block)} has entries that are not finite"
-                break
             norms, scale = unit_scale(rows, block.ranks)
+            if not bool(norms.isfinite().all()):  # then some entry is not either
+                first_bad = block.start + int((~norms.isfinite()).nonzero()[0])
+                problem = f"Example {first_bad} has entries that are not finite"
+                break
             block.norms.copy_(norms > 0)
             block.scale = room.copy_(scale)
             nonzero += int((norms > 0).sum())
@@ -407,13 +408,3 @@ def replacements(source: RowSource, losses: list[tuple[float, int]], most: int, 
         if len(directions) == count:
             break
     return directions
-
-
-def _all_finite(rows: Tensor) -> bool:
-    """Whether every entry is; from the extremes, which need no buffer as large as the rows."""
-    return not rows.numel() or bool(torch.stack(torch.aminmax(rows)).isfinite().all())
-
-
-def _first_bad(rows: Tensor, block: Block) -> int:
-    bad_row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
-    return block.start + int(np.searchsorted(np.cumsum(block.ranks), bad_row, side="right"))

@@ -133,8 +133,10 @@ class Als(Solver[AlsState]):
         cross, square = (H @ direction.T).double(), gram(direction)
         slope = float(torch.dot(self.T.view(-1), direction.view(-1))) - inner(M, cross)  # ⟨T − MH, Δ⟩
         alpha = best_step(*loss_along(self.S, self.K, cross, square, slope, curvature))
+        for point, _, step in self._triples():
+            step.mul_(alpha).add_(point)
         (beta, limit), extrapolated = self.state.beta, self.have_previous
-        self._move(alpha, beta if extrapolated else 0.0)
+        self._move(beta if extrapolated else 0.0)
         before = self.loss
         self._fit(SWEEPS)
         if extrapolated and self.loss < before:
@@ -142,7 +144,7 @@ class Als(Solver[AlsState]):
             self.state.beta = min(1.05 * beta, limit), limit
         elif extrapolated:
             self.state.beta = beta / 1.5, beta
-            self._step_back()
+            self._move(0.0)
             self._fit(SWEEPS)
         self._accept()
         self._remember()
@@ -185,19 +187,13 @@ class Als(Solver[AlsState]):
         if self.keep:
             yield from (part.products for part in self.parts)
 
-    def _move(self, alpha: float, beta: float) -> None:
-        """The step becomes H + αΔ, and H goes beyond it by β times the way from the previous such point."""
+    def _move(self, beta: float) -> None:
+        """H becomes H + αΔ, and goes beyond it by β times the way from the previous such point."""
         for point, previous, step in self._triples():
-            step.mul_(alpha).add_(point)
             if beta:
                 torch.lerp(previous, step, 1.0 + beta, out=point)
             else:
                 point.copy_(step)
-
-    def _step_back(self) -> None:
-        """H becomes H + αΔ, without extrapolation."""
-        for point, _, step in self._triples():
-            point.copy_(step)
 
     def _remember(self) -> None:
         """H + αΔ becomes the previous point; its old memory is the next step's."""

@@ -239,7 +239,7 @@ def fit_coefficients(W: Tensor, N: Tensor, Q: Tensor, max_sweeps: int, tolerance
     first = 0.0
     diagonal = Q.diagonal().tolist()
     change, zero = torch.zeros_like(W[:GROUP]), torch.zeros_like(W[0])
-    with _one_thread_if(len(W) * N.numel() < SMALL):
+    with _threads(1 if len(W) * N.numel() < SMALL else torch.get_num_threads()):
         for sweep in range(max_sweeps):
             moved = 0.0
             for start in range(0, len(W), GROUP):
@@ -277,16 +277,13 @@ def _update_group(W: Tensor, slopes: Tensor, Q: Tensor, diagonal: list[float], c
 
 
 @contextmanager
-def _one_thread_if(small: bool) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    if not small or threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def example_losses(W: Tensor, N: Tensor, Q: Tensor, norms: Tensor) -> Tensor:

@@ -164,9 +164,7 @@ def write_json(path: Path, value: Any, sealed: bool = False) -> None:
     A `sealed` file, which must be a dictionary's, ends with a hash of all else in it: `read_json` refuses it if it has
     changed since. For what later commands build on.
     """
-    if sealed:
-        value = with_seal(value)
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(with_seal(value) if sealed else value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
