@@ -130,8 +130,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
     Raises:
         UserError: The disk is full or may not be written to.
-        OSError: There is not enough memory.
-        Exception: Whatever else the block raises.
+        Exception: Whatever else the block raises, also for lack of memory.
     """
     try:
         yield
