@@ -66,12 +66,9 @@ class Als(Solver[AlsState]):
         self.points = [self.H, *(torch.empty_like(self.H) for _ in range(2))]
         """H, the last point without extrapolation (once there is one), and room for a step."""
         examples, rows = [block.examples for block in blocks.blocks], [block.rows for block in blocks.blocks]
-        C, device = len(H), blocks.device
-        W, trial = matrices(C, examples, device), matrices(C, examples, device)
-        products = [matrices(C, rows, device) for _ in range(3 if keep else 0)]
-        self.parts = [
-            Part(block, W[i], trial[i], [kind[i] for kind in products]) for i, block in enumerate(blocks.blocks)
-        ]
+        rooms = [matrices(len(H), n, blocks.device) for n in [examples] * 2 + [rows] * (3 if keep else 0)]
+        of_blocks = zip(blocks.blocks, *rooms, strict=True)
+        self.parts = [Part(block, W, trial, products) for block, W, trial, *products in of_blocks]
         self.have_previous = False
 
     def run(self, checkpoint: Checkpoint | None = None, quiet: bool = False) -> None:
