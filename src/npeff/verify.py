@@ -5,7 +5,8 @@ What is not as it was collected is collected again; of results, people are told 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from npeff.collect.run import collect_shards, final_table
@@ -15,7 +16,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore.themes import Themes
 from npeff.perturb.records import Made, read_records, read_results
 from npeff.store.examples import inputs_hash, inputs_of
-from npeff.store.layout import ANALYSIS, DECOMPOSITIONS, PERTURBATIONS
+from npeff.store.layout import ANALYSIS, DECOMPOSITIONS, EXAMPLES, PERTURBATIONS
 from npeff.store.rows import Shard
 from npeff.store.run import Run
 from npeff.tasks.data import Dataset
@@ -39,20 +40,20 @@ def verify(config: VerifyConfig) -> list[str]:
     """
     run = Run.open(config.run)
     table_is_whole = run.examples_are_whole()
-    shards = progress(run.check_shards(), desc="Checking", unit="shard", total=len(run.shards))
-    damaged = [(shard, what) for shard, what in shards if what is not None]
-    names = ([] if table_is_whole else ["examples.parquet"]) + [shard.file for shard, _ in damaged]
+    shards = progress(run.shards, desc="Checking", unit="shard")
+    damaged = {shard: what for shard in shards if (what := run.problem(shard))}
+    names = ([] if table_is_whole else [EXAMPLES]) + [shard.file for shard in damaged]
     if not table_is_whole:
-        print(f"{run.path / 'examples.parquet'} is missing or has changed")
-    for shard, what in damaged:
+        print(f"{run.path / EXAMPLES} is missing or has changed")
+    for shard, what in damaged.items():
         print(f"{run.path / shard.file} {what} (examples {shard.start} to {shard.stop - 1})")
     if names and config.repair:
         with only_one(Path(config.run)):
-            _repair(run, [shard for shard, _ in damaged], table_is_whole)
+            _repair(run, list(damaged), table_is_whole)
         print(f"Collected again: {', '.join(names)}")
         run = Run.open(config.run)
     # without its table nothing can be said about what was made of a run
-    results = list(damaged_results(run)) if table_is_whole or config.repair else []
+    results = damaged_results(run) if table_is_whole or config.repair else []
     for message in results:
         print(message)
     if names and not config.repair:
@@ -85,47 +86,53 @@ def _repair(run: Run, shards: list[Shard], table_is_whole: bool) -> None:
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-def damaged_results(run: Run) -> Iterator[str]:
-    """A message for everything that is not as it was written. Each says which command makes it again."""
-    for folder in _folders(run.path / DECOMPOSITIONS):
-        yield from _decomposition(run, folder)
+def damaged_results(run: Run) -> list[str]:
+    """What is not as it was written.
+
+    Args:
+        run: The run.
+
+    Returns:
+        Messages; each says which command makes it again.
+    """
+    checks = [partial(_check_decomposition, run, folder) for folder in _folders(run.path / DECOMPOSITIONS)]
     for folder in _folders(run.path / PERTURBATIONS):
-        yield from _perturbation(folder)
-
-
-def _folders(parent: Path) -> list[Path]:
-    return sorted(path for path in parent.glob("[!.]*") if path.is_dir())
-
-
-def _decomposition(run: Run, folder: Path) -> Iterator[str]:
-    if not (folder / "config.json").is_file():
-        yield f"{folder} has no config.json: it was not finished, or is damaged. Run `npeff decompose` again."
-        return
-    try:
-        open_decomposition(run, folder.name)
-        Themes(run, folder.name).current()
-        analysis = folder / ANALYSIS / "analysis.json"
-        if analysis.is_file():
-            read_object(analysis)
-    except UserError as error:
-        yield str(error)
-
-
-def _perturbation(folder: Path) -> Iterator[str]:
-    for name in ("config.json", "results.json"):
-        if not (folder / name).is_file():
-            yield f"{folder} has no {name}: it was not finished, or is damaged. Run `npeff perturb` again."
-            return
-    config = folder / "config.json"
-    checks: tuple[Callable[[], object], ...] = (
-        lambda: read_results(folder),  # and config.json
-        lambda: read_object(folder / "notes.json"),
-        lambda: read_records(folder, read_record(Made, config).key),
-    )
+        checks += [partial(_check_perturbation, folder, read) for read in _PERTURBATION]
     messages = []
     for check in checks:
         try:
             check()
         except UserError as error:
             messages.append(str(error))
-    yield from dict.fromkeys(messages)  # a damaged config.json spoils all of them
+    return list(dict.fromkeys(messages))  # a damaged config.json spoils several checks
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(path for path in parent.glob("[!.]*") if path.is_dir())
+
+
+def _check_finished(folder: Path, command: str, *names: str) -> None:
+    for name in names:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} has no {name}: it was not finished, or is damaged. Run `{command}` again.")
+
+
+def _check_decomposition(run: Run, folder: Path) -> None:
+    _check_finished(folder, "npeff decompose", "config.json")
+    open_decomposition(run, folder.name)
+    Themes(run, folder.name).current()
+    analysis = folder / ANALYSIS / "analysis.json"
+    if analysis.is_file():
+        read_object(analysis)
+
+
+_PERTURBATION: tuple[Callable[[Path], object], ...] = (
+    read_results,  # and config.json
+    lambda folder: read_object(folder / "notes.json"),
+    lambda folder: read_records(folder, read_record(Made, folder / "config.json").key),
+)
+
+
+def _check_perturbation(folder: Path, read: Callable[[Path], object]) -> None:
+    _check_finished(folder, "npeff perturb", "config.json", "results.json")
+    read(folder)

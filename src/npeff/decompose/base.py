@@ -186,7 +186,7 @@ class Decomposition(ABC):
                 f"The rows have {source.dim} entries, the components {self.components.shape[1]}: not the same sketch."
             )
         blocks = self._blocks(source)
-        return blocks.gather(self._explain_blocks(blocks))
+        return blocks.gather(self._explain_blocks(blocks), self.config.components)
 
     def transform(self, source: RowSource) -> torch.Tensor:
         """Coefficients [m, C] of other examples, components fixed."""
@@ -336,17 +336,15 @@ class Decomposition(ABC):
 
     def _check_examples(self, blocks: Blocks, dim: int) -> None:
         """Refuse to look for more components than there are examples."""
-        examples, components = blocks.nonzero, self.config.components
+        examples, components, reason = blocks.nonzero, self.config.components, ""
         if examples == 0:
             raise UserError("Every example is zero: there is nothing to decompose.")
-        suggestion = f"Take fewer, for example {suggest_components(examples, self.config.method, dim)}."
         if examples < components:
             zero = blocks.total_examples - examples
             besides = f" (and {zero} that {'is' if zero == 1 else 'are'} zero)" if zero else ""
-            raise UserError(
-                f"{components} components need as many examples; there are {examples}{besides}. {suggestion}"
-            )
-        if self.parts == "vectors" and components > dim:
-            raise UserError(
-                f"An SVD of rows with {dim} entries has at most {dim} components, not {components}. {suggestion}"
-            )
+            reason = f"{components} components need as many examples; there are {examples}{besides}."
+        elif self.parts == "vectors" and components > dim:
+            reason = f"An SVD of rows with {dim} entries has at most {dim} components, not {components}."
+        if reason:
+            suggestion = suggest_components(examples, self.config.method, dim)
+            raise UserError(f"{reason} Take fewer, for example {suggestion}.")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
+from torch import Tensor
 
 from npeff.decompose.base import Decomposition, Order
-from npeff.decompose.blocks import Block, Blocks, replacements, start_components
+from npeff.decompose.blocks import Block, Blocks, replacements, start_components, worst_examples
 from npeff.decompose.checkpoint import WINDOW, State
 from npeff.decompose.config import SaeConfig
 from npeff.store.rows import RowSource
@@ -43,7 +44,7 @@ class Clusters(Decomposition):
         self.coefficients, self.residuals = self.explain(source)
         return self
 
-    def _lloyd(self, blocks: Blocks) -> torch.Tensor:
+    def _lloyd(self, blocks: Blocks) -> Tensor:
         """The centroids [C, p]."""
         config, source = self.config, blocks.source
         saved = self.checkpoint.load(State) if self.checkpoint else None
@@ -61,7 +62,7 @@ class Clusters(Decomposition):
                     return centroids
                 empty = (new == 0).all(dim=1).nonzero().view(-1)
                 if len(empty):
-                    fresh = replacements(source, worst, len(empty)).to(new)
+                    fresh = replacements(source, worst, len(new), len(empty)).to(new)
                     new[empty[: len(fresh)]] = fresh
                     self.history.reseeded += len(fresh)
                 centroids = new
@@ -71,7 +72,7 @@ class Clusters(Decomposition):
         self.history.ending = "out of passes"
         return centroids
 
-    def _pass(self, blocks: Blocks, centroids: torch.Tensor) -> tuple[torch.Tensor, float, list[tuple[float, int]]]:
+    def _pass(self, blocks: Blocks, centroids: Tensor) -> tuple[Tensor, float, list[tuple[float, int]]]:
         """Means of the clusters [C, p] (zero for an empty one), the loss, and the farthest examples."""
         C, p = centroids.shape
         sums = torch.zeros(C, p + 1, device=centroids.device)
@@ -83,14 +84,12 @@ class Clusters(Decomposition):
             sums[:, :p].index_add_(0, nearest[examples], block.one_row_each(rows)[examples])
             sums[:, p].index_add_(0, nearest[examples], block.norms[examples])
             total += float(distances.sum(dtype=torch.float64))
-            values, which = distances.topk(min(C, len(distances)))
-            worst += zip(values.tolist(), (which + block.start).tolist(), strict=True)
+            worst += worst_examples(distances, block.start, C)
         distributed.sum_over_ranks(sums)
         distributed.sum_over_ranks(total)
-        worst = [pair for pairs in distributed.everyone_has(sorted(worst)[-C:]) for pair in pairs]
         return sums[:, :p] / sums[:, p:].clamp(min=1), float(total), worst
 
-    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[Tensor, Tensor]]:
         centroids = self.components.to(blocks.device)
         for block, rows in blocks:
             nearest, distances = _assign(block, rows, centroids)
@@ -99,7 +98,7 @@ class Clusters(Decomposition):
             yield part, distances
 
 
-def _assign(block: Block, rows: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _assign(block: Block, rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest centroid of each example, and the squared distance (0 for a zero example), both [n]."""
     products = block.sum_rows(block.scaled(centroids @ rows.T))  # an example has one row or none
     distances = block.norms - 2 * products + centroids.square().sum(dim=1, keepdim=True)
@@ -132,8 +131,8 @@ class Sae(Decomposition):
     kind = "activation"
     tensors = (*Decomposition.tensors, "encoder", "bias")
 
-    encoder: torch.Tensor
-    bias: torch.Tensor
+    encoder: Tensor
+    bias: Tensor
 
     def fit(self, source: RowSource) -> Self:
         blocks = self._blocks(source, keep_bytes=float("inf"), shard=False)
@@ -144,22 +143,21 @@ class Sae(Decomposition):
         self.history.add(float(self.residuals.double().sum()) / blocks.nonzero)
         return self
 
-    def _train(self, x: torch.Tensor) -> None:
+    def _train(self, x: Tensor) -> None:
         options, C = self.config.sae, self.config.components
         batch, every = min(options.sae_batch, len(x)), steps_per_entry(options)
         generator = torch.Generator().manual_seed(self.config.seed)
         E = torch.nn.functional.normalize(torch.randn(C, x.shape[1], generator=generator), dim=1).to(x.device)
-        parameters = [E, E.clone(), x.mean(dim=0)]
-        moments = [torch.zeros_like(value) for value in parameters for _ in BETAS]
+        tensors = [E, E.clone(), x.mean(dim=0)]
+        tensors += [torch.zeros_like(value) for value in tensors for _ in BETAS]
         done, recent = 0, 0.0
         saved = self.checkpoint.load(SaeState) if self.checkpoint else None
         if saved:
-            tensors = [saved[1][f"tensor{i}"].to(x.device) for i in range(3 + len(moments))]
-            parameters, moments = tensors[:3], tensors[3:]
+            tensors = [saved[1][f"tensor{i}"].to(x.device) for i in range(len(tensors))]
             done, self.history = saved[2].done, saved[2].history
         with self.history.shown("sae", options.sae_steps // every, done // every, self.quiet):
             while done < options.sae_steps:
-                recent += self._step(x, parameters, moments, done, batch)
+                recent += self._step(x, tensors, done, batch)
                 done += 1
                 if done % every:
                     continue
@@ -169,43 +167,39 @@ class Sae(Decomposition):
                     self.history.ending = "converged"
                     break
                 if self.checkpoint and done % (every * self.config.checkpoint_passes) == 0:
-                    named = {f"tensor{i}": value.detach() for i, value in enumerate([*parameters, *moments])}
+                    named = {f"tensor{i}": value.detach() for i, value in enumerate(tensors)}
                     self.checkpoint.save(done, [], named, SaeState(self.history, done))
             else:
                 self.history.ending = "out of passes"
-        self.encoder, self.components, self.bias = (value.detach().cpu() for value in parameters)
+        self.encoder, self.components, self.bias = (value.detach().cpu() for value in tensors[:3])
 
-    def _step(
-        self, x: torch.Tensor, parameters: list[torch.Tensor], moments: list[torch.Tensor], done: int, batch: int
-    ) -> float:
-        """One step of Adam on a batch that seed and step number determine; returns the loss per example."""
+    def _step(self, x: Tensor, tensors: list[Tensor], done: int, batch: int) -> float:
+        """One step of Adam on a batch that seed and step number determine; returns the loss per example.
+
+        `tensors` are E, D and b, and the two moments of each.
+        """
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + done)
         drawn = torch.randint(len(x), (batch,), generator=generator) if batch < len(x) else torch.arange(len(x))
         mine = x[drawn[distributed.rank() :: distributed.world_size()].to(x.device)]
-        E, D, b = (value.requires_grad_() for value in parameters)
+        E, D, b = parameters = [value.requires_grad_() for value in tensors[:3]]
         _, reconstruction = encode(mine, E, D, b, self.config.sae.top_k)
         loss = (mine - reconstruction).square().sum() / batch
-        gradients = torch.autograd.grad(loss, [E, D, b])
-        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), loss.detach()[None]])
-        distributed.sum_over_ranks(flat)
+        gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
-            start = 0
-            for i, value in enumerate(parameters):
-                gradient = flat[start : start + value.numel()].view_as(value)
-                start += value.numel()
+            for value, own, mean, square in zip(parameters, gradients, tensors[3::2], tensors[4::2], strict=True):
+                gradient = distributed.sum_over_ranks(own.contiguous())
                 if value.ndim == 2:  # along the sphere only
                     gradient = gradient - (gradient * value).sum(dim=1, keepdim=True) * value
-                mean, square = moments[2 * i], moments[2 * i + 1]
                 mean.lerp_(gradient, 1 - BETAS[0])
                 square.lerp_(gradient.square(), 1 - BETAS[1])
                 size = (square / (1 - BETAS[1] ** (done + 1))).sqrt_().add_(EPSILON)
                 value.addcdiv_(mean, size, value=-self.config.sae.sae_rate / (1 - BETAS[0] ** (done + 1)))
                 if value.ndim == 2:
                     value.copy_(torch.nn.functional.normalize(value, dim=1))
-        return float(flat[-1])
+        return float(distributed.sum_over_ranks(loss.detach()))
 
     @torch.no_grad()
-    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[Tensor, Tensor]]:
         E, D, b = (value.to(blocks.device) for value in (self.encoder, self.components, self.bias))
         for block, rows in blocks:
             x = block.one_row_each(rows)
@@ -213,9 +207,7 @@ class Sae(Decomposition):
             yield z * block.norms[:, None], (x - reconstruction).square().sum(dim=1) * block.norms
 
 
-def encode(
-    x: torch.Tensor, E: torch.Tensor, D: torch.Tensor, b: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def encode(x: Tensor, E: Tensor, D: Tensor, b: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Latents and reconstruction of examples.
 
     Args:
@@ -264,7 +256,7 @@ class GradientSvd(Decomposition):
             self.history.ending = "exact"
         return self
 
-    def _exact(self, blocks: Blocks) -> torch.Tensor:
+    def _exact(self, blocks: Blocks) -> Tensor:
         """Leading eigenvectors of GᵀG, [C, p]."""
         gram = torch.zeros(blocks.dim, blocks.dim, dtype=torch.float64, device=blocks.device)
         for block, rows in blocks:
@@ -273,7 +265,7 @@ class GradientSvd(Decomposition):
         distributed.sum_over_ranks(gram)
         return torch.linalg.eigh(gram)[1].flip(1)[:, : self.config.components].T.float()
 
-    def _iterate(self, blocks: Blocks) -> torch.Tensor:
+    def _iterate(self, blocks: Blocks) -> Tensor:
         """Leading right singular vectors [C, p] by subspace iteration: GᵀG times a basis in each pass."""
         config = self.config
         size = min(config.components + OVERSAMPLING, blocks.dim)
@@ -300,7 +292,7 @@ class GradientSvd(Decomposition):
         self.history.ending = "out of passes"
         return (turn @ basis)[: config.components] if config.max_passes == 1 else basis[: config.components]
 
-    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _explain_blocks(self, blocks: Blocks) -> Iterator[tuple[Tensor, Tensor]]:
         vectors = self.components.to(blocks.device)
         for block, rows in blocks:
             part = block.sum_rows(block.scaled(vectors @ rows.T))

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from npeff.store.rows import ArrayRows, RowSource
 from npeff.utils import distributed
@@ -37,12 +39,12 @@ class Block:
     """Example behind the last one."""
     ranks: np.ndarray
     """Rows per example, int64 [n]."""
-    owner: torch.Tensor | None
+    owner: Tensor | None
     """Example of each row, counted from `start`, int64 [rows]; None if every example has one row."""
-    scale: torch.Tensor | None
-    """Factor of each row, float32 [rows]; None if the rows come scaled."""
-    norms: torch.Tensor
+    norms: Tensor
     """Squared Frobenius norm of each scaled PEF: 1, or 0 for a zero PEF, float32 [n]."""
+    scale: Tensor | None = None
+    """Factor of each row, float32 [rows]; None if the rows come scaled."""
 
     @property
     def examples(self) -> int:
@@ -54,25 +56,25 @@ class Block:
         """Number of rows."""
         return int(self.ranks.sum())
 
-    def scaled(self, values: torch.Tensor) -> torch.Tensor:
+    def scaled(self, values: Tensor) -> Tensor:
         """Multiply `values` [C, rows] by the factor of each row, in place."""
         return values if self.scale is None else values.mul_(self.scale)
 
-    def sum_rows(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_rows(self, values: Tensor) -> Tensor:
         """Sum `values` [C, rows] over the rows of each example: [C, n]."""
         if self.owner is None:
             return values
         return values.new_zeros(len(values), self.examples).index_add_(1, self.owner, values)
 
-    def spread(self, values: torch.Tensor) -> torch.Tensor:
+    def spread(self, values: Tensor) -> Tensor:
         """Repeat `values` [C, n] for each row of an example: [C, rows]."""
         return values if self.owner is None else values.index_select(1, self.owner)
 
-    def scaled_rows(self, rows: torch.Tensor) -> torch.Tensor:
+    def scaled_rows(self, rows: Tensor) -> Tensor:
         """The rows [rows, p] times their factors; not in place."""
         return rows if self.scale is None else rows * self.scale[:, None]
 
-    def one_row_each(self, rows: torch.Tensor) -> torch.Tensor:
+    def one_row_each(self, rows: Tensor) -> Tensor:
         """Scaled rows of examples that have one row or none, [n, p]; zero where there is none."""
         scaled = self.scaled_rows(rows)
         if self.owner is None:
@@ -98,51 +100,52 @@ class Blocks:
     def __init__(
         self, source: RowSource, chunk: int, device: torch.device, keep_bytes: float = 0.0, shard: bool = True
     ) -> None:
-        self.source, self.device = source, device
-        self.dim = source.dim
+        self.source, self.device, self.dim = source, device, source.dim
         ranks = np.asarray(source.ranks, dtype=np.int64)
         self.total_examples = len(ranks)
         ends = np.concatenate([[0], np.cumsum(ranks)])
         first, last = share(ends, distributed.rank(), distributed.world_size()) if shard else (0, len(ranks))
-        self.first, self.last = first, last
-        self.rows = int(ends[last] - ends[first])
-        self.blocks = [_block(a, b, ranks[a:b], device) for a, b in chunks(ends, first, last, chunk)]
-        self._kept: list[torch.Tensor] | None = [] if 4.0 * self.rows * self.dim <= keep_bytes else None
-        self._scale_on_read = False
-        self._measure(shard)
-
-    def _measure(self, shard: bool) -> None:
-        """One read of everything: find the scales, and refuse entries that are not finite."""
-        problem, nonzero = "", 0.0
+        ranges = list(chunks(ends, first, last, chunk))
         # Made once for all blocks: what is kept of each, between its large passing buffers, would tear the heap apart.
-        all_norms = torch.empty(self.last - self.first, device=self.device)
-        all_scales = torch.empty(self.rows, device=self.device)
-        row = 0
-        for block in self.blocks:
+        norms = torch.split(torch.empty(last - first, device=device), [stop - start for start, stop in ranges])
+        self.blocks = [
+            Block(start, stop, ranks[start:stop], _owner(ranks[start:stop], device), part)
+            for (start, stop), part in zip(ranges, norms, strict=True)
+        ]
+        rows = int(ends[last] - ends[first])
+        self._kept: list[Tensor] | None = [] if 4.0 * rows * self.dim <= keep_bytes else None
+        self._scale_on_read = False
+        self._measure(torch.empty(rows, device=device), shard)
+
+    def _measure(self, scales: Tensor, shard: bool) -> None:
+        """One read of everything: find the scales, and refuse entries that are not finite."""
+        problem, nonzero = "", 0
+        rooms = torch.split(scales, [block.rows for block in self.blocks])
+        for block, room in zip(self.blocks, rooms, strict=True):
             rows = self.source.read(block.start, block.stop)
-            if not _all_finite(rows):
-                problem = f"Example {_first_bad(rows, block)} has entries that are not finite"
-                break
             norms, scale = unit_scale(rows, block.ranks)
-            block.norms = all_norms[block.start - self.first : block.stop - self.first].copy_(norms > 0)
-            block.scale = all_scales[row : row + len(scale)].copy_(scale)
-            row += len(scale)
-            nonzero += float(block.norms.sum())
+            if not bool(norms.isfinite().all()):  # then some entry is not either
+                first_bad = block.start + int((~norms.isfinite()).nonzero()[0])
+                problem = f"Example {first_bad} has entries that are not finite"
+                break
+            block.norms.copy_(norms > 0)
+            block.scale = room.copy_(scale)
+            nonzero += int((norms > 0).sum())
             used = scale[scale > 0]
             if len(used) and not (SAFE_SCALE[0] < float(used.min()) and float(used.max()) < SAFE_SCALE[1]):
                 self._scale_on_read = True
             if self._kept is not None:
                 self._kept.append((rows * scale[:, None]).float().to(self.device))
-        problems = [text for text in (distributed.everyone_has(problem) if shard else [problem]) if text]
-        if problems:
-            raise UserError(f"{problems[0]}; collect it again, or set it aside.")
-        total = torch.tensor([nonzero], dtype=torch.float64)
-        self.nonzero = int((distributed.sum_over_ranks(total) if shard else total).item())
+        everyone = distributed.everyone_has((problem, nonzero)) if shard else [(problem, nonzero)]
+        for problem, _ in everyone:
+            if problem:
+                raise UserError(f"{problem}; collect it again, or set it aside.")
+        self.nonzero = sum(count for _, count in everyone)
         if self._kept is not None or self._scale_on_read:
             for block in self.blocks:
                 block.scale = None
 
-    def __iter__(self) -> Iterator[tuple[Block, torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Block, Tensor]]:
         if self._kept is not None:
             yield from zip(self.blocks, self._kept, strict=True)
             return
@@ -153,36 +156,31 @@ class Blocks:
                 waiting += [reader.submit(self._read, following) for following in self.blocks[number : number + 1]]
                 yield block, rows
 
-    def _read(self, block: Block) -> torch.Tensor:
+    def _read(self, block: Block) -> Tensor:
         rows = self.source.read(block.start, block.stop)
         if self._scale_on_read:
             rows = (rows * unit_scale(rows, block.ranks)[1][:, None]).float()
         return rows.to(self.device)
 
-    def all_rows(self) -> torch.Tensor:
+    def all_rows(self) -> Tensor:
         """The scaled rows of all blocks, [rows, p]; they must have been kept."""
         assert self._kept is not None
         return self._kept[0] if len(self._kept) == 1 else torch.cat(self._kept)
 
-    def gather(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, parts: Iterable[tuple[Tensor, Tensor]], components: int) -> tuple[Tensor, Tensor]:
         """Put together what all ranks have computed of their examples.
 
         Args:
-            parts: For each block of this rank two tensors [n, ...].
+            parts: For each block of this rank coefficients [n, C] and residuals [n].
+            components: Their number C.
 
         Returns:
-            The two tensors of all examples, float32 [m, ...] on the CPU, on every rank.
+            Coefficients [m, C] and residuals [m] of all examples, float32 on the CPU, on every rank.
         """
-        own = list(parts)
-        return self._gather([part[0] for part in own]), self._gather([part[1] for part in own])
-
-    def _gather(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        shape = parts[0].shape[1:] if parts else torch.Size()
-        shape = max(distributed.everyone_has(shape), key=len)  # a rank may have no examples
-        whole = torch.zeros(self.total_examples, *shape)
-        for block, part in zip(self.blocks, parts, strict=True):
-            whole[block.start : block.stop] = part.to("cpu", torch.float32)
-        return distributed.sum_over_ranks(whole)
+        coefficients, residuals = torch.zeros(self.total_examples, components), torch.zeros(self.total_examples)
+        for block, (part, losses) in zip(self.blocks, parts, strict=True):
+            coefficients[block.start : block.stop], residuals[block.start : block.stop] = part, losses
+        return distributed.sum_over_ranks(coefficients), distributed.sum_over_ranks(residuals)
 
 
 class Rotation:
@@ -202,16 +200,12 @@ class Rotation:
         blocks = Blocks(source, chunk, device, keep_bytes=float("inf"), shard=False)
         self._rows = blocks.all_rows()
         K = (self._rows @ self._rows.T).double()
-        for power in range(6):  # a unit ridge makes any Gram matrix of unit rows positive definite
-            K.diagonal().add_(_RIDGE * 10**power * max(float(K.diagonal().mean()), _RIDGE))
-            self._factor, failed = torch.linalg.cholesky_ex(K)
-            if not int(failed):
-                break
+        self._factor = cholesky(K, _RIDGE * max(float(K.diagonal().mean()), _RIDGE))
         self.source = ArrayRows(self._factor.float().cpu(), np.asarray(source.ranks))
         # a zero row has to stay zero, whatever was added to the diagonal
         self.source.rows[(self._rows == 0).all(dim=1).cpu()] = 0
 
-    def lift(self, H: torch.Tensor) -> torch.Tensor:
+    def lift(self, H: Tensor) -> Tensor:
         """Components [C, p] of the long rows from components [C, rows] of the short ones."""
         weights = torch.linalg.solve_triangular(self._factor, H.to(self._factor), upper=False, left=False)
         return weights.float() @ self._rows
@@ -221,6 +215,27 @@ class Rotation:
         """True if the rows are few enough and fit in memory."""
         rows = int(np.sum(source.ranks))
         return 0 < rows <= min(MOST_ROWS, source.dim // 2) and 4.0 * rows * source.dim <= memory_bytes
+
+
+def cholesky(M: Tensor, ridge: float) -> Tensor:
+    """Cholesky factor of a symmetric matrix with a ridge.
+
+    Args:
+        M: The matrix; its diagonal is changed.
+        ridge: Added to the diagonal; ten times as much again, and so on, if rounding needs it.
+
+    Returns:
+        The factor, lower triangular.
+
+    Raises:
+        ArithmeticError: No ridge is enough, because the matrix is not finite.
+    """
+    for power in range(9):
+        M.diagonal().add_(ridge * 10**power)
+        factor, failed = torch.linalg.cholesky_ex(M)
+        if not int(failed):
+            return factor
+    raise ArithmeticError("a system of linear equations is not finite")
 
 
 def share(ends: np.ndarray, rank: int, ranks: int) -> tuple[int, int]:
@@ -258,20 +273,18 @@ def chunks(ends: np.ndarray, first: int, last: int, rows: int) -> Iterator[tuple
         first = stop
 
 
-def _block(start: int, stop: int, ranks: np.ndarray, device: torch.device) -> Block:
-    single = bool((ranks == 1).all())
-    owner = None if single else torch.from_numpy(np.repeat(np.arange(len(ranks)), ranks)).to(device)
-    return Block(start, stop, ranks, owner, None, torch.ones(len(ranks), device=device))
+def _owner(ranks: np.ndarray, device: torch.device) -> Tensor | None:
+    return None if (ranks == 1).all() else torch.repeat_interleave(torch.from_numpy(ranks)).to(device)
 
 
-def unit_scale(rows: torch.Tensor, ranks: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def unit_scale(rows: Tensor, ranks: np.ndarray) -> tuple[Tensor, Tensor]:
     """Norms ‖GᵢᵀGᵢ‖ [n], and the factor of each row [rows] that brings them to 1 (0 for a zero PEF), both float64."""
     norms = pef_norms(rows, ranks)
     factors = torch.where(norms > 0, norms.rsqrt(), 0.0)
     return norms, torch.repeat_interleave(factors, torch.from_numpy(ranks))
 
 
-def pef_norms(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
+def pef_norms(rows: Tensor, ranks: np.ndarray) -> Tensor:
     """Frobenius norm ‖GᵢᵀGᵢ‖ of each example.
 
     Args:
@@ -297,7 +310,7 @@ def pef_norms(rows: torch.Tensor, ranks: np.ndarray) -> torch.Tensor:
     return norms
 
 
-def leading_direction(source: RowSource, example: int) -> torch.Tensor:
+def leading_direction(source: RowSource, example: int) -> Tensor:
     """Unit leading right singular vector of an example.
 
     Args:
@@ -316,7 +329,7 @@ def leading_direction(source: RowSource, example: int) -> torch.Tensor:
     return (vector / vector.norm())[None]
 
 
-def start_components(source: RowSource, components: int, init: str, seed: int, signed: bool = False) -> torch.Tensor:
+def start_components(source: RowSource, components: int, init: str, seed: int, signed: bool = False) -> Tensor:
     """Leading directions of some examples; every rank finds the same ones. Memory: 4C rows, their (4C)² products.
 
     Args:
@@ -343,7 +356,7 @@ def start_components(source: RowSource, components: int, init: str, seed: int, s
     return directions[spread_out(directions, components, generator, signed)]
 
 
-def spread_out(vectors: torch.Tensor, count: int, generator: torch.Generator, signed: bool = False) -> torch.Tensor:
+def spread_out(vectors: Tensor, count: int, generator: torch.Generator, signed: bool = False) -> Tensor:
     """Draw vectors as k-means++ does.
 
     Args:
@@ -369,32 +382,29 @@ def spread_out(vectors: torch.Tensor, count: int, generator: torch.Generator, si
     return torch.tensor(chosen)
 
 
-def replacements(source: RowSource, losses: list[tuple[float, int]], count: int) -> torch.Tensor:
-    """Directions of badly explained examples that differ from each other.
+def worst_examples(losses: Tensor, start: int, count: int) -> list[tuple[float, int]]:
+    """Pairs (loss, example) of the examples with the largest `losses` [n], of which the first is example `start`."""
+    values, which = losses.topk(min(count, len(losses)))
+    return list(zip(values.tolist(), (which + start).tolist(), strict=True))
+
+
+def replacements(source: RowSource, losses: list[tuple[float, int]], most: int, count: int) -> Tensor:
+    """Directions of badly explained examples that differ from each other; every rank finds the same ones.
 
     Args:
         source: The rows.
-        losses: Pairs (loss, example).
+        losses: Pairs (loss, example) of this rank.
+        most: How many examples to look at, of all ranks.
         count: Most directions.
 
     Returns:
         Unit vectors, float32 [n, p].
     """
     directions = torch.empty(0, source.dim)
-    for _, example in sorted(losses, reverse=True):
+    for _, example in sorted(chain(*distributed.everyone_has(losses)), reverse=True)[:most]:
         direction = leading_direction(source, example)
         if len(direction) and not bool(((directions @ direction[0]).square() > 0.9).any()):
             directions = torch.cat([directions, direction])
         if len(directions) == count:
             break
     return directions
-
-
-def _all_finite(rows: torch.Tensor) -> bool:
-    """Whether every entry is; from the extremes, which need no buffer as large as the rows."""
-    return not rows.numel() or bool(torch.stack(torch.aminmax(rows)).isfinite().all())
-
-
-def _first_bad(rows: torch.Tensor, block: Block) -> int:
-    bad_row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
-    return block.start + int(np.searchsorted(np.cumsum(block.ranks), bad_row, side="right"))

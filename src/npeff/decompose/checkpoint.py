@@ -21,16 +21,7 @@ from tqdm import tqdm
 from npeff.utils import distributed
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.files import (
-    SEAL,
-    disk_errors,
-    parse_json,
-    remove_partials,
-    sha256,
-    whole_file,
-    without_seal,
-    write_json,
-)
+from npeff.utils.files import disk_errors, read_object, remove_partials, sha256, whole_file, write_json
 from npeff.utils.progress import progress
 from npeff.utils.report import Column, Table, draw_figure
 
@@ -216,7 +207,7 @@ class Checkpoint:
         if not (self.directory / "state.json").exists():
             return None
         try:
-            values = self._unsealed()
+            values = read_object(self.directory / "state.json", sealed=True)
             key, number, hashes = (values.pop(name) for name in ("key", "number", "parts"))
             if key != self.key:
                 return None
@@ -230,12 +221,6 @@ class Checkpoint:
             self._remove_others(number)
         blocks = [part.pop(name) for part in parts for name in sorted(part) if name.startswith("W")]
         return torch.cat(blocks) if blocks else torch.empty(0), first, state
-
-    def _unsealed(self) -> dict[str, Any]:
-        values = parse_json(self.directory / "state.json")
-        if SEAL not in values:
-            raise UserError(f"{self.directory / 'state.json'} has no seal.")
-        return dict(without_seal(self.directory / "state.json", values))
 
     def _read(self, number: int, rank: int, digest: str) -> dict[str, torch.Tensor]:
         path = self._part(number, rank)

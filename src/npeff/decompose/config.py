@@ -110,9 +110,8 @@ class SolverConfig:
 
     def with_components(self, components: int) -> FitConfig:
         """These options for so many components."""
-        return FitConfig(
-            components=components, **{item.name: getattr(self, item.name) for item in fields(SolverConfig)}
-        )
+        options = {item.name: getattr(self, item.name) for item in fields(SolverConfig)}
+        return FitConfig(components=components, **options)
 
 
 @dataclass(frozen=True, kw_only=True)

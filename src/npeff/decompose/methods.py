@@ -65,8 +65,7 @@ def load(directory: Path | str, fingerprint: str | None = None) -> Decomposition
         _check_tensors(tensors, decomposition)
     except (SafetensorError, KeyError, ValueError) as error:
         raise UserError(f"{tensors_file} does not hold the tensors of a decomposition: {error}.") from error
-    for name, tensor in tensors.items():
-        setattr(decomposition, name, tensor)
+    vars(decomposition).update(tensors)
     decomposition.notes = saved.notes
     decomposition.history = History([], saved.history.ending, saved.history.reseeded)
     return decomposition

@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from npeff.decompose.base import Decomposition
-from npeff.decompose.blocks import Blocks, replacements, start_components
+from npeff.decompose.blocks import Blocks, replacements, start_components, worst_examples
 from npeff.decompose.checkpoint import Checkpoint, State
 from npeff.decompose.config import FitConfig
 from npeff.decompose.solver import Paper, Part, Solver, example_losses, fit_coefficients, gram, inner, inverse, start
@@ -61,17 +61,14 @@ class Als(Solver[AlsState]):
         keep: Whether products of rows and components are kept between passes.
     """
 
-    def __init__(self, blocks: Blocks, H: torch.Tensor, config: FitConfig, keep: bool) -> None:
+    def __init__(self, blocks: Blocks, H: Tensor, config: FitConfig, keep: bool) -> None:
         super().__init__(blocks, H, config, keep, AlsState())
         self.points = [self.H, *(torch.empty_like(self.H) for _ in range(2))]
         """H, the last point without extrapolation (once there is one), and room for a step."""
         examples, rows = [block.examples for block in blocks.blocks], [block.rows for block in blocks.blocks]
-        C, device = len(H), blocks.device
-        W, trial = matrices(C, examples, device), matrices(C, examples, device)
-        products = [matrices(C, rows, device) for _ in range(3 if keep else 0)]
-        self.parts = [
-            Part(block, W[i], trial[i], [kind[i] for kind in products]) for i, block in enumerate(blocks.blocks)
-        ]
+        rooms = [matrices(len(H), n, blocks.device) for n in [examples] * 2 + [rows] * (3 if keep else 0)]
+        of_blocks = zip(blocks.blocks, *rooms, strict=True)
+        self.parts = [Part(block, W, trial, products) for block, W, trial, *products in of_blocks]
         self.have_previous = False
 
     def run(self, checkpoint: Checkpoint | None = None, quiet: bool = False) -> None:
@@ -133,8 +130,10 @@ class Als(Solver[AlsState]):
         cross, square = (H @ direction.T).double(), gram(direction)
         slope = float(torch.dot(self.T.view(-1), direction.view(-1))) - inner(M, cross)  # ⟨T − MH, Δ⟩
         alpha = best_step(*loss_along(self.S, self.K, cross, square, slope, curvature))
+        for point, _, step in self._triples():
+            step.mul_(alpha).add_(point)
         (beta, limit), extrapolated = self.state.beta, self.have_previous
-        self._move(alpha, beta if extrapolated else 0.0)
+        self._move(beta if extrapolated else 0.0)
         before = self.loss
         self._fit(SWEEPS)
         if extrapolated and self.loss < before:
@@ -142,7 +141,7 @@ class Als(Solver[AlsState]):
             self.state.beta = min(1.05 * beta, limit), limit
         elif extrapolated:
             self.state.beta = beta / 1.5, beta
-            self._step_back()
+            self._move(0.0)
             self._fit(SWEEPS)
         self._accept()
         self._remember()
@@ -158,7 +157,7 @@ class Als(Solver[AlsState]):
                 self._add_weighted(part, part.products[0], part.W, rows)
         distributed.sum_over_ranks(self.T)
 
-    def _project(self, direction: torch.Tensor) -> float:
+    def _project(self, direction: Tensor) -> float:
         """B_Δ = GΔᵀ; returns Σᵢⱼ Wᵢⱼ ‖GᵢΔⱼ‖²."""
         total = torch.zeros(1, dtype=torch.float64)
         for part, rows in self._with_rows():
@@ -169,7 +168,7 @@ class Als(Solver[AlsState]):
 
     # Coefficients.
 
-    def _update(self, part: Part, N: torch.Tensor, Q: torch.Tensor, sweeps: int) -> None:
+    def _update(self, part: Part, N: Tensor, Q: Tensor, sweeps: int) -> None:
         fit_coefficients(part.trial.copy_(part.W), N, Q, sweeps)
 
     def _accept(self) -> None:
@@ -179,25 +178,19 @@ class Als(Solver[AlsState]):
 
     # Points: H, H + αΔ and the one before it, together with their products with the rows.
 
-    def _triples(self) -> Iterator[list[torch.Tensor]]:
+    def _triples(self) -> Iterator[list[Tensor]]:
         """[point, previous point, step] for the components and for every block's products with them."""
         yield self.points
         if self.keep:
             yield from (part.products for part in self.parts)
 
-    def _move(self, alpha: float, beta: float) -> None:
-        """The step becomes H + αΔ, and H goes beyond it by β times the way from the previous such point."""
+    def _move(self, beta: float) -> None:
+        """H becomes H + αΔ, and goes beyond it by β times the way from the previous such point."""
         for point, previous, step in self._triples():
-            step.mul_(alpha).add_(point)
             if beta:
                 torch.lerp(previous, step, 1.0 + beta, out=point)
             else:
                 point.copy_(step)
-
-    def _step_back(self) -> None:
-        """H becomes H + αΔ, without extrapolation."""
-        for point, _, step in self._triples():
-            point.copy_(step)
 
     def _remember(self) -> None:
         """H + αΔ becomes the previous point; its old memory is the next step's."""
@@ -218,11 +211,8 @@ class Als(Solver[AlsState]):
         for part, product, _ in self._with_products():
             N = part.block.sum_rows(product.square())
             losses = example_losses(part.W, N, Q.to(N), part.block.norms)
-            values, which = losses.topk(min(4 * len(dead), len(losses)))
-            worst += zip(values.tolist(), (which + part.block.start).tolist(), strict=True)
-        everyone = [pair for pairs in distributed.everyone_has(worst) for pair in pairs]
-        everyone = sorted(everyone, reverse=True)[: 4 * len(dead)]
-        directions = replacements(self.blocks.source, everyone, len(dead)).to(self.H)
+            worst += worst_examples(losses, part.block.start, 4 * len(dead))
+        directions = replacements(self.blocks.source, worst, 4 * len(dead), len(dead)).to(self.H)
         for j, direction in zip(dead.tolist(), directions, strict=False):
             self.H[j] = direction
             for part in self.parts:
@@ -265,7 +255,7 @@ def best_step(c1: float, c2: float, c3: float, c4: float) -> float:
 
 
 def loss_along(
-    S: torch.Tensor, K: torch.Tensor, K_cross: torch.Tensor, K_step: torch.Tensor, slope: float, curvature: float
+    S: Tensor, K: Tensor, K_cross: Tensor, K_step: Tensor, slope: float, curvature: float
 ) -> tuple[float, float, float, float]:
     """The loss from H along Δ, from small matrices only, all float64 [C, C].
 
@@ -288,14 +278,13 @@ def loss_along(
     return -4.0 * slope, c2, c3, c4
 
 
-def matrices(rows: int, columns: list[int], device: torch.device) -> list[torch.Tensor]:
+def matrices(rows: int, columns: list[int], device: torch.device) -> list[Tensor]:
     """Zero matrices [rows, n], one for each n of `columns`.
 
     They share one allocation: the system gets it back whole, which it would not with thousands of small ones.
     """
-    flat = torch.zeros(rows * sum(columns), device=device)
-    ends = [0, *accumulate(rows * n for n in columns)]
-    return [flat[start:end].view(rows, n) for (start, end), n in zip(pairwise(ends), columns, strict=True)]
+    parts = torch.split(torch.zeros(rows * sum(columns), device=device), [rows * n for n in columns])
+    return [part.view(rows, n) for part, n in zip(parts, columns, strict=True)]
 
 
 @contextmanager
@@ -332,11 +321,11 @@ class Npeff(Decomposition):
             part.mul_(norms.square())
         # `paper` keeps the coefficients that its algorithm ends with
         parts = self._explain_blocks(blocks, W, FINAL_SWEEPS if als else 0)
-        self.coefficients, self.residuals = blocks.gather(parts)
+        self.coefficients, self.residuals = blocks.gather(parts, len(H))
         self.history.add(float(self.residuals.double().sum()) / blocks.nonzero, stage=self.history.steps[-1].stage)
         return self
 
-    def _solve(self, source: RowSource) -> tuple[torch.Tensor, list[torch.Tensor], Blocks]:
+    def _solve(self, source: RowSource) -> tuple[Tensor, list[Tensor], Blocks]:
         """H [C, p] and W [n, C] of each block as the solver leaves them, and the blocks that it used."""
         config, C = self.config, self.config.components
         products = 12.0 * float(np.sum(source.ranks)) * C
@@ -354,8 +343,8 @@ class Npeff(Decomposition):
         return solver.H, solver.coefficient_parts(), blocks
 
     def _explain_blocks(
-        self, blocks: Blocks, warm: list[torch.Tensor] | None = None, sweeps: int = FINAL_SWEEPS
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        self, blocks: Blocks, warm: list[Tensor] | None = None, sweeps: int = FINAL_SWEEPS
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """From coefficients `warm` [n, C] of each block (used up) if given."""
         H = self.components.to(blocks.device)
         Q = gram(H).square().float()

@@ -14,8 +14,9 @@ from typing import Any, Generic
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from npeff.decompose.blocks import Block, Blocks
+from npeff.decompose.blocks import Block, Blocks, cholesky
 from npeff.decompose.checkpoint import WINDOW, Checkpoint, Kind, State
 from npeff.decompose.config import FitConfig
 from npeff.utils import distributed
@@ -34,10 +35,10 @@ class Part:
     """A block's share of the state, all float32 [C, n] or [C, rows]."""
 
     block: Block
-    W: torch.Tensor
-    trial: torch.Tensor
+    W: Tensor
+    trial: Tensor
     """Coefficients that may replace W."""
-    products: list[torch.Tensor]
+    products: list[Tensor]
     """B at H, at the last point without extrapolation, and room for B_Δ; empty if they are computed when needed."""
 
 
@@ -52,7 +53,7 @@ class Solver(ABC, Generic[Kind]):
         state: What checkpoints hold besides H and W.
     """
 
-    def __init__(self, blocks: Blocks, H: torch.Tensor, config: FitConfig, keep: bool, state: Kind) -> None:
+    def __init__(self, blocks: Blocks, H: Tensor, config: FitConfig, keep: bool, state: Kind) -> None:
         self.blocks, self.config, self.keep, self.state = blocks, config, keep, state
         self.parts: list[Part] = []
         self.H = H.to(blocks.device, torch.float32).contiguous()
@@ -62,19 +63,19 @@ class Solver(ABC, Generic[Kind]):
         """Summed loss at H with the coefficients on trial, of which S = WᵀW; K = HHᵀ."""
 
     @abstractmethod
-    def _update(self, part: Part, N: torch.Tensor, Q: torch.Tensor, sweeps: int) -> None:
+    def _update(self, part: Part, N: Tensor, Q: Tensor, sweeps: int) -> None:
         """Set `part.trial` to better coefficients than `part.W`, in `sweeps` sweeps; N and Q as for the exact fit."""
 
-    def _add_weighted(self, part: Part, product: torch.Tensor, W: torch.Tensor, rows: torch.Tensor) -> None:
+    def _add_weighted(self, part: Part, product: Tensor, W: Tensor, rows: Tensor) -> None:
         room = part.products[2] if self.keep else None
         weighted = torch.mul(part.block.spread(W), product, out=room)
         self.T.addmm_(part.block.scaled(weighted), rows)
 
-    def _with_rows(self) -> Iterator[tuple[Part, torch.Tensor]]:
+    def _with_rows(self) -> Iterator[tuple[Part, Tensor]]:
         for part, (_, rows) in zip(self.parts, self.blocks, strict=True):
             yield part, rows
 
-    def _with_products(self) -> Iterator[tuple[Part, torch.Tensor, torch.Tensor | None]]:
+    def _with_products(self) -> Iterator[tuple[Part, Tensor, Tensor | None]]:
         """Every part with its B at H, [C, rows], and with the rows if they were read for it."""
         if self.keep:
             yield from ((part, part.products[0], None) for part in self.parts)
@@ -114,12 +115,12 @@ class Solver(ABC, Generic[Kind]):
             part.W.copy_(W[part.block.start : part.block.stop].T)
         return True
 
-    def coefficient_parts(self) -> list[torch.Tensor]:
+    def coefficient_parts(self) -> list[Tensor]:
         """W of each block, [n, C]."""
         return [part.W.T for part in self.parts]
 
 
-def start(blocks: Blocks, components: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def start(blocks: Blocks, components: int, seed: int) -> tuple[Tensor, Tensor]:
     """H normally distributed with deviation √2/√(Cp), [C, p], and W uniform on [0, 1], [m, C] of all ranks."""
     generator = torch.Generator().manual_seed(seed)
     H = torch.randn(components, blocks.dim, generator=generator) * math.sqrt(2 / (components * blocks.dim))
@@ -148,7 +149,7 @@ class Paper(Solver[PaperState]):
         config: Options of the fit.
     """
 
-    def __init__(self, blocks: Blocks, H: torch.Tensor, W: torch.Tensor, config: FitConfig) -> None:
+    def __init__(self, blocks: Blocks, H: Tensor, W: Tensor, config: FitConfig) -> None:
         super().__init__(blocks, H.clone(), config, False, PaperState())
         own = (W[block.start : block.stop].T.to(blocks.device) for block in blocks.blocks)
         copies = [part.clone(memory_format=torch.contiguous_format) for part in own]
@@ -199,7 +200,7 @@ class Paper(Solver[PaperState]):
         self.H.add_(gradient, alpha=-self._rate)
         return self.loss
 
-    def _update(self, part: Part, N: torch.Tensor, Q: torch.Tensor, sweeps: int) -> None:
+    def _update(self, part: Part, N: Tensor, Q: Tensor, sweeps: int) -> None:
         for _ in range(sweeps):
             D = Q @ part.W
             # 0/0 where a coefficient has vanished: it stays at zero
@@ -220,9 +221,7 @@ class Paper(Solver[PaperState]):
         return (before - steps[-1].loss) * self.blocks.nonzero < options.tau
 
 
-def fit_coefficients(
-    W: torch.Tensor, N: torch.Tensor, Q: torch.Tensor, max_sweeps: int, tolerance: float = 0.0
-) -> torch.Tensor:
+def fit_coefficients(W: Tensor, N: Tensor, Q: Tensor, max_sweeps: int, tolerance: float = 0.0) -> Tensor:
     """Lower Σᵢ wᵢᵀQwᵢ − 2 wᵢᵀnᵢ over W ≥ 0 by exact minimisation over one coefficient after another.
 
     This is hierarchical alternating least squares (HALS). A coefficient at zero may leave it again.
@@ -240,7 +239,7 @@ def fit_coefficients(
     first = 0.0
     diagonal = Q.diagonal().tolist()
     change, zero = torch.zeros_like(W[:GROUP]), torch.zeros_like(W[0])
-    with _one_thread_if(len(W) * N.numel() < SMALL):
+    with _threads(1 if len(W) * N.numel() < SMALL else torch.get_num_threads()):
         for sweep in range(max_sweeps):
             moved = 0.0
             for start in range(0, len(W), GROUP):
@@ -255,14 +254,7 @@ def fit_coefficients(
     return W
 
 
-def _update_group(
-    W: torch.Tensor,
-    slopes: torch.Tensor,
-    Q: torch.Tensor,
-    diagonal: list[float],
-    change: torch.Tensor,
-    zero: torch.Tensor,
-) -> None:
+def _update_group(W: Tensor, slopes: Tensor, Q: Tensor, diagonal: list[float], change: Tensor, zero: Tensor) -> None:
     """Update the rows of `W` [g, n] in turn, with `slopes` [g, n] = N − QW before; writes the change to `change`."""
     # On the CPU these are NumPy views: its call overhead is a third of torch's, and most of what this costs.
     on_cpu = W.device.type == "cpu"
@@ -285,34 +277,31 @@ def _update_group(
 
 
 @contextmanager
-def _one_thread_if(small: bool) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    if not small or threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
-def example_losses(W: torch.Tensor, N: torch.Tensor, Q: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+def example_losses(W: Tensor, N: Tensor, Q: Tensor, norms: Tensor) -> Tensor:
     """‖GᵢᵀGᵢ − Σⱼ Wᵢⱼ hⱼhⱼᵀ‖² of each example, [n]; `norms` [n] are ‖GᵢᵀGᵢ‖²."""
     return norms + (W * (Q @ W - 2 * N)).sum(dim=0)
 
 
-def gram(H: torch.Tensor) -> torch.Tensor:
+def gram(H: Tensor) -> Tensor:
     """HHᵀ, float64 [C, C]."""
     return (H @ H.T).double()
 
 
-def inner(first: torch.Tensor, second: torch.Tensor) -> float:
+def inner(first: Tensor, second: Tensor) -> float:
     """Σ first∘second; products in the tensors' type, their sum in float64."""
     return float((first * second).sum(dtype=torch.float64))
 
 
-def inverse(M: torch.Tensor) -> torch.Tensor:
+def inverse(M: Tensor) -> Tensor:
     """Inverse of the system of the components, with a small ridge.
 
     Args:
@@ -325,15 +314,5 @@ def inverse(M: torch.Tensor) -> torch.Tensor:
     alive = diagonal > 1e-20 * diagonal.max()
     size = torch.where(alive, diagonal, 1.0).rsqrt() * alive
     scaled = M * size[:, None] * size  # unit diagonal: the ridge means the same for every component
-    scaled.diagonal().fill_(1.0 + RIDGE)
-    return torch.cholesky_inverse(_cholesky(scaled)) * size[:, None] * size
-
-
-def _cholesky(M: torch.Tensor) -> torch.Tensor:
-    """Cholesky factor of M with unit diagonal; rounding may need a larger ridge."""
-    for power in range(8):
-        factor, failed = torch.linalg.cholesky_ex(M)
-        if not int(failed):
-            return factor
-        M = M + RIDGE * 10 ** (power + 1) * torch.eye(len(M), dtype=M.dtype, device=M.device)
-    raise ArithmeticError("the system of the components is not finite")
+    scaled.diagonal().fill_(1.0)
+    return torch.cholesky_inverse(cholesky(scaled, RIDGE)) * size[:, None] * size

@@ -74,23 +74,13 @@ class SubsetRows:
             Their rows one after another, float32, [sum of ranks, p].
         """
         wanted = self._chosen[start:stop]
-        parts = []
-        for first, last in self._stretches(wanted):
-            inside = wanted[(wanted >= first) & (wanted < last)] - first
-            ranks = self._all_ranks[first:last]
-            keep = np.zeros(len(ranks), dtype=bool)
-            keep[inside] = True
-            parts.append(self._source.read(first, last)[torch.from_numpy(np.repeat(keep, ranks))])
-        return torch.cat(parts) if parts else torch.empty(0, self.dim)
-
-    def _stretches(self, wanted: Array) -> Iterator[tuple[int, int]]:
-        """Ranges of the source that hold the wanted examples, none longer than the number wanted."""
-        position = 0
-        while position < len(wanted):
-            first = int(wanted[position])
-            beyond = int(np.searchsorted(wanted, first + len(wanted), side="left"))
-            yield first, int(wanted[beyond - 1]) + 1
-            position = beyond
+        parts = [torch.empty(0, self.dim)]
+        while len(wanted):  # a stretch of the source that is no longer than the number of examples asked for
+            stretch, wanted = np.split(wanted, np.searchsorted(wanted, [wanted[0] + stop - start]))
+            first, last = int(stretch[0]), int(stretch[-1]) + 1
+            keep = np.isin(np.arange(first, last), stretch).repeat(self._all_ranks[first:last])
+            parts.append(self._source.read(first, last)[torch.from_numpy(keep)])
+        return torch.cat(parts)
 
 
 def hold_out(examples: int, share: float) -> tuple[Array, Array]:
@@ -132,8 +122,10 @@ class StoredRows:
         self.shards, self.tensor, self.ranks = shards, tensor, ranks
         self._whole = whole
         self._size = shards[0].stop - shards[0].start if shards else 1
-        self._fitting: set[int] = set()
-        self.dim = int(self._shape(shards[0])[1]) if len(ranks) else 0
+        self.dim = 0
+        if len(ranks):
+            with _opened(whole(shards[0])) as handle:
+                self.dim = (handle.get_slice(tensor).get_shape() or [0])[-1]
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Rows of some examples.
@@ -145,43 +137,25 @@ class StoredRows:
         Returns:
             Their rows one after another, float32, [sum of ranks, p].
         """
-        parts = []
-        for shard in self.shards[start // self._size : -(-stop // self._size)]:
-            first, last = max(start, shard.start), min(stop, shard.stop)
-            if self.tensor == "rows":
-                ends = np.concatenate([[0], np.cumsum(self.ranks[shard.start : last])])
-                parts.append(self._read(shard, int(ends[first - shard.start]), int(ends[-1])).float())
-            else:  # one for every example, also for those set aside
-                every = self._read(shard, first - shard.start, last - shard.start).float()
-                parts.append(every[torch.from_numpy(self.ranks[first:last] > 0)])
+        shards = self.shards[start // self._size : -(-stop // self._size)]
+        parts = [self._read(shard, max(start, shard.start), min(stop, shard.stop)) for shard in shards]
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts) if parts else torch.empty(0, self.dim)
 
-    def _read(self, shard: Shard, first: int, last: int) -> torch.Tensor:
-        path = self._whole(shard)
-        if shard.number not in self._fitting:
-            self._check_shape(shard, path)
-        with _opened(path) as handle:
-            part: torch.Tensor = handle.get_slice(self.tensor)[first:last]
-        return part
-
-    def _shape(self, shard: Shard) -> list[int]:
-        path = self._whole(shard)
-        with _opened(path) as handle:
-            shape: list[int] = handle.get_slice(self.tensor).get_shape()
-        if len(shape) != 2:
-            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}.")
-        return shape
-
-    def _check_shape(self, shard: Shard, path: Path) -> None:
-        """Refuse a shard, of a run from elsewhere, that does not have the rows which the example table promises."""
+    def _read(self, shard: Shard, start: int, stop: int) -> torch.Tensor:
+        """Rows of some examples of a shard; refused if it does not have the rows which the example table promises."""
         ranks = self.ranks[shard.start : shard.stop]
-        expected = [int(ranks.sum()) if self.tensor == "rows" else len(ranks), self.dim]
-        shape = self._shape(shard)
-        if shape != expected:
-            raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}, not {expected}.")
-        self._fitting.add(shard.number)
+        every = self.tensor != "rows"  # one for every example, also for those set aside
+        ends = np.concatenate([[0], np.cumsum(np.ones_like(ranks) if every else ranks)]).tolist()
+        path = self._whole(shard)
+        with _opened(path) as handle:
+            stored = handle.get_slice(self.tensor)
+            shape, expected = stored.get_shape(), [ends[-1], self.dim]
+            if shape != expected:
+                raise UserError(f"{path} is not a shard of this run: {self.tensor} has shape {shape}, not {expected}.")
+            rows: torch.Tensor = stored[ends[start - shard.start] : ends[stop - shard.start]].float()
+        return rows[torch.from_numpy(self.ranks[start:stop] > 0)] if every else rows
 
 
 def read_tensors(path: Path, names: list[str]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -212,13 +212,9 @@ class Run:
         Returns:
             False also where its record is damaged: then it is collected again.
         """
-        try:
-            whole = (self.path / shard.record).is_file() and not self._problem(shard)
-        except UserError:  # a damaged record: the shard is collected again
-            return False
-        if whole:
-            self._checked.add(shard.number)
-        return whole
+        with suppress(UserError):
+            return (self.path / shard.record).is_file() and self.whole_shard(shard).is_file()
+        return False
 
     def finish(self, examples: pa.Table) -> None:
         """Gather the records into the manifest, and write the final example table. May be repeated.
@@ -246,11 +242,6 @@ class Run:
 
     # --- checking ----------------------------------------------------------------------------------------------
 
-    def check_shards(self) -> Iterator[tuple[Shard, str | None]]:
-        """Every shard, with what is wrong with it, or None where it is what was written."""
-        for shard in self.shards:
-            yield shard, self._problem(shard)
-
     def whole_shard(self, shard: Shard) -> Path:
         """The file of a shard; the first time that it is asked for, it is checked to be what was written.
 
@@ -264,20 +255,18 @@ class Run:
             UserError: It is missing or has changed.
         """
         if shard.number not in self._checked:
-            problem = self._problem(shard)
+            problem = self.problem(shard)
             if problem:
                 raise UserError(f"{self.path / shard.file} {problem}. `npeff verify {self.path}` repairs it.")
             self._checked.add(shard.number)
         return self.path / shard.file
 
-    def _problem(self, shard: Shard) -> str | None:
-        """What is wrong with a shard that has been written."""
-        path = self.path / shard.file
-        if not path.is_file():
+    def problem(self, shard: Shard) -> str | None:
+        """What is wrong with a shard that has been written; None if nothing is."""
+        if not (self.path / shard.file).is_file():
             return "is missing"
-        if sha256(path) != self._record(shard).sha256:
-            return "has changed (its SHA-256 differs)"
-        return None
+        same = sha256(self.path / shard.file) == self._record(shard).sha256
+        return None if same else "has changed (its SHA-256 differs)"
 
     def _record(self, shard: Shard) -> ShardRecord:
         """What was noted when a shard was written: beside it, or in the manifest where the run is finished."""

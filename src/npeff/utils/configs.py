@@ -21,30 +21,18 @@ import difflib
 import functools
 import inspect
 import os
+import sys
 import textwrap
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import replace as replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, write_json
-
-__all__ = [
-    "check_numbers",
-    "did_you_mean",
-    "field_docs",
-    "from_dict",
-    "from_options",
-    "leaves",
-    "read_record",
-    "refuse_old",
-    "replace",
-    "to_dict",
-    "write_record",
-]
 
 Config = TypeVar("Config")
 
@@ -151,15 +139,6 @@ def check_numbers(config: Any) -> None:
                 raise UserError(f"Option {field.name} cannot be {_brief(number)}; it must be below {limit}.")
 
 
-def _overflows(number: float) -> bool:
-    """Whether a whole number is too large to be a float."""
-    try:
-        float(number)
-    except OverflowError:
-        return True
-    return False
-
-
 def _brief(number: int) -> str:
     # Python refuses to write out integers of thousands of digits
     return str(number) if number.bit_length() < 100 else f"{number:.3e}" if number.bit_length() < 1000 else "so large"
@@ -248,18 +227,12 @@ def field_docs(kind: Any) -> dict[str, str]:
     """
     docs: dict[str, str] = {}
     for base in reversed(inspect.getmro(kind)):
-        if not dataclasses.is_dataclass(base):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(typing.cast(type, base)))).body
-        assert isinstance(tree, ast.ClassDef)
-        for first, second in zip(tree.body, tree.body[1:], strict=False):
-            if (
-                isinstance(first, ast.AnnAssign)
-                and isinstance(first.target, ast.Name)
-                and isinstance(second, ast.Expr)
-                and isinstance(second.value, ast.Constant)
-            ):
-                docs[first.target.id] = " ".join(str(second.value.value).split())
+        if dataclasses.is_dataclass(base):
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(typing.cast(type, base)))).body
+            for pair in pairwise(typing.cast(ast.ClassDef, tree).body):
+                match pair:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        docs[name] = " ".join(text.split())
     return docs
 
 
@@ -268,42 +241,30 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return _typed(arguments[0], value, name)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        kinds = [kind for kind in arguments if kind is not type(None)]
-        if len(kinds) > 1:  # of several plain types, the one that the value has
-            kinds = [kind for kind in kinds if isinstance(kind, type) and isinstance(value, kind)] or kinds
+    if origin in (typing.Union, types.UnionType):  # of several plain types, the one that the value has
+        kinds = [kind for kind in arguments if isinstance(kind, type) and isinstance(value, kind)] or arguments
         return _typed(kinds[0], value, name)
-    if origin is typing.Literal:
-        fits = value in arguments
-    elif dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint):
         try:
             return from_dict(typing.cast(Any, hint), value)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
-    elif origin is tuple:
-        fits = isinstance(value, list | tuple)
-        if fits and len(arguments) == 2 and arguments[1] is ...:
-            return tuple(_typed(arguments[0], item, name) for item in value)
-        if fits and len(arguments) == len(value):
-            return tuple(_typed(kind, item, name) for kind, item in zip(arguments, value, strict=True))
-        fits = False
-    elif origin is list:
-        fits = isinstance(value, list | tuple)
-        if fits:
-            return [_typed(arguments[0], item, name) for item in value]
-    elif origin is dict:
-        fits = isinstance(value, dict)
-        if fits:
-            return {key: _typed(arguments[1], item, name) for key, item in value.items()}
-    elif hint is float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and not _overflows(value)
-        value = float(value) if fits else value
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        if len(kinds) == len(value):
+            return tuple(_typed(kind, item, name) for kind, item in zip(kinds, value, strict=True))
+    if origin is list and isinstance(value, list | tuple):
+        return [_typed(arguments[0], item, name) for item in value]
+    if origin is dict and isinstance(value, dict):
+        return {key: _typed(arguments[1], item, name) for key, item in value.items()}
+    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    if origin is typing.Literal:
+        fits = value in arguments
     elif hint is int:
         fits = isinstance(value, int) and not isinstance(value, bool)
     else:
-        fits = hint is Any or not isinstance(hint, type) or isinstance(value, hint)
+        fits = hint is Any or (origin is not tuple and isinstance(value, origin or hint))
     if not fits:
         raise UserError(f"Option {name} cannot be {value!r}; it should be {hint}.")
     return value

@@ -24,6 +24,8 @@ PARTIAL = ".partial"
 _LEFTOVERS = (f".*{PARTIAL}", ".tmp??????")
 """Names of unfinished files: ours, and those that safetensors writes beside a file before it renames them."""
 SEAL = "seal"
+_UMASK = os.umask(0o077)  # it can only be read by setting it
+os.umask(_UMASK)
 
 
 @contextlib.contextmanager
@@ -49,7 +51,7 @@ def whole_file(path: Path) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb") as handle:
                 os.fsync(handle.fileno())
-            temporary.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
+            temporary.chmod(0o666 & ~_UMASK)  # some writers make files that only their owner may read
             temporary.replace(path)
             _sync_directory(path.parent)
     finally:
@@ -116,12 +118,6 @@ def _remove_abandoned(path: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn what a full or read-only disk raises into a message for the user.
@@ -134,27 +130,23 @@ def disk_errors(path: Path) -> Iterator[None]:
 
     Raises:
         UserError: The disk is full or may not be written to.
-        OSError: There is not enough memory.
-        Exception: Whatever else the block raises.
+        Exception: Whatever else the block raises, also for lack of memory.
     """
     try:
         yield
-    except OSError as error:
-        if out_of_memory(error):
-            raise
-        raise UserError(_disk_message(path, error)) from error
     except Exception as error:
         # safetensors reports a full disk as its own exception, with the number only in the text
-        if f"os error {errno.ENOSPC}" in str(error):
-            full = OSError(errno.ENOSPC, "No space left on device")
-            raise UserError(_disk_message(path, full)) from error
-        raise
+        full = f"os error {errno.ENOSPC}" in str(error)
+        if out_of_memory(error) or not (full or isinstance(error, OSError)):
+            raise
+        raise UserError(_disk_message(path, error)) from error
 
 
-def _disk_message(path: Path, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _disk_message(path: Path, error: Any) -> str:
+    number = getattr(error, "errno", errno.ENOSPC)  # the exception of safetensors has none
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return f"The disk is full: could not write {path}. Free some space and run the command again; it continues."
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"Cannot write {path}: {error.strerror}. Choose a directory that you may write to."
     return f"Could not write {path}: {error.strerror or error}."
 
@@ -171,9 +163,7 @@ def write_json(path: Path, value: Any, sealed: bool = False) -> None:
     A `sealed` file, which must be a dictionary's, ends with a hash of all else in it: `read_json` refuses it if it has
     changed since. For what later commands build on.
     """
-    if sealed:
-        value = with_seal(value)
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(with_seal(value) if sealed else value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -181,12 +171,25 @@ def read_json(path: Path) -> Any:
     return without_seal(path, parse_json(path))
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file of ours that holds an object."""
-    value = read_json(path)
+def read_object(path: Path, sealed: bool = False) -> dict[str, Any]:
+    """Read a JSON file of ours that holds an object.
+
+    Args:
+        path: The file.
+        sealed: Whether it must have a seal; without, a file that has none is read too.
+
+    Returns:
+        The object, without its seal.
+
+    Raises:
+        UserError: It cannot be read, is damaged, or holds something else.
+    """
+    value = parse_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it should hold a JSON object. Restore it from a copy, or make it again.")
-    return value
+    if sealed and SEAL not in value:
+        raise UserError(f"{path} has no seal.")
+    return without_seal(path, value)
 
 
 def parse_json(path: Path) -> Any:

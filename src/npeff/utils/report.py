@@ -11,17 +11,14 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from npeff.utils.configs import write_record
 from npeff.utils.files import whole_file, write_text
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes as Axes
-    from matplotlib.figure import Figure
-else:
-    Axes = Any
-
+Axes = Any
+Figure = Any
+"""Those of matplotlib, which is imported only where something is drawn."""
 Value = str | float | bool | None
 
 
@@ -61,7 +58,8 @@ class Table:
     def markdown(self) -> str:
         """The table in Markdown, without its caption."""
         shown = self._shown()
-        lines = [[as_literal(self._title(n)) for n in shown], ["---:" if self._numeric(n) else "---" for n in shown]]
+        lines = [[as_literal(self.columns[n].title or self.columns[n].name) for n in shown]]
+        lines += [["---:" if self._numeric(n) else "---" for n in shown]]
         lines += [[self._styled(row[n], n, as_literal, _MARKDOWN_STYLES) for n in shown] for row in self.rows]
         return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
 
@@ -72,7 +70,7 @@ class Table:
             A tabular behind a comment with the caption.
         """
         shown = self._shown()
-        head = " & ".join(_latex(self._title(n)) for n in shown)
+        head = " & ".join(_latex(self.columns[n].title or self.columns[n].name) for n in shown)
         body = [" & ".join(self._styled(row[n], n, _latex, _LATEX_STYLES) for n in shown) for row in self.rows]
         kinds = "".join("r" if self._numeric(n) else "l" for n in shown)
         lines = [f"% {' '.join(self.caption.split())}", f"\\begin{{tabular}}{{{kinds}}}", r"\toprule", rf"{head} \\"]
@@ -95,10 +93,6 @@ class Table:
 
     def _shown(self) -> list[int]:
         return [n for n, column in enumerate(self.columns) if column.only != "csv"]
-
-    def _title(self, n: int) -> str:
-        title = self.columns[n].title
-        return self.columns[n].name if title is None else title
 
     def _numeric(self, n: int) -> bool:
         values = [_bare(row[n]) for row in self.rows]

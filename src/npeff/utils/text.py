@@ -28,8 +28,7 @@ def percent(share: float, digits: int = 2) -> str:
 
 def shorten(text: str, length: int) -> str:
     """`text` on one line, cut to `length` characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 1] + "…"
+    return cut(" ".join(text.split()), length)
 
 
 def cut(text: str, length: int) -> str:
