@@ -7,6 +7,7 @@ delivers the module's output gradients, which go straight into the sketch. Model
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,10 +121,6 @@ class Capture:
         rows = torch.empty(batch, count, sketch.dim, device=z.device)
         for row in range(count):
             total = sketch.accumulator(batch)
-
-            def consumer(module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor) -> None:
-                sketch.accumulate(module, delta, folded, total)  # noqa: B023 - used up within this turn of the loop
-
-            self.backward(z, directions[:, row], consumer, keep_graph=row + 1 < count)
+            self.backward(z, directions[:, row], partial(sketch.accumulate, total=total), keep_graph=row + 1 < count)
             rows[:, row] = sketch.finish(total)
         return rows

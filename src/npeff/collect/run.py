@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,7 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
 
 
 def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) -> Manifest:
-    import transformers
-
+    packages = {name: metadata.version(name) for name in ("torch", "transformers", "numpy")}
     return Manifest(
         npeff=__version__,
         command="collect",
@@ -104,12 +104,7 @@ def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) ->
         task=AskedTask(**identity["task"]),
         parameters=prepared.selection.size,
         dropped=list(dataset.dropped),
-        versions={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": np.__version__,
-        },
+        versions={"python": platform.python_version(), **packages},
     )
 
 
@@ -128,25 +123,21 @@ def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shard
     mine = shards[distributed.rank() :: distributed.world_size()]
     total = sum(shard.stop - shard.start for shard in mine)
     where = f" (rank 0 of {distributed.world_size()})" if distributed.world_size() > 1 else ""
+    storage = getattr(torch, prepared.config.storage)
     with progress(total=total, unit="ex", desc=f"Collecting{where}", active=distributed.rank() == 0) as bar:
         try:
             for shard in mine:
-                run.write_shard(shard, _collect_shard(prepared, prompts, shard, bar))
+                examples = list(range(shard.start, shard.stop))
+                tensors = collect_prompts(prepared, prompts[shard.start : shard.stop], examples, bar, storage)
+                aside = ", ".join(str(shard.start + i) for i in tensors["set_aside"].nonzero().flatten().tolist())
+                if aside:
+                    tqdm.write(f"Set aside, because a value was not finite: example {aside}.")
+                run.write_shard(shard, tensors)
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"Out of memory with batches of {prepared.config.batch_tokens} tokens. Run the same command with a "
                 f"smaller --batch-tokens; finished shards are kept."
             ) from error
-
-
-def _collect_shard(prepared: Prepared, prompts: list[list[int]], shard: Shard, bar: Any) -> dict[str, torch.Tensor]:
-    """All tensors of one shard, in the order of its examples."""
-    examples, storage = list(range(shard.start, shard.stop)), getattr(torch, prepared.config.storage)
-    tensors = collect_prompts(prepared, prompts[shard.start : shard.stop], examples, bar, storage)
-    aside = [shard.start + i for i in tensors["set_aside"].nonzero().flatten().tolist()]
-    if aside:
-        tqdm.write(f"Set aside, because a value was not finite: example {', '.join(map(str, aside))}.")
-    return tensors
 
 
 def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
@@ -167,9 +158,8 @@ def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
     aside = columns.pop("set_aside").astype(bool)
     if not prepared.config.fisher:
         columns["rank"] = (~aside).astype(np.int32)
-    for name, values in columns.items():
+    reason = pa.array(["a value was not finite" if flag else None for flag in aside], pa.string())
+    texts = pa.array(answer_texts(prepared, columns["prediction"]), pa.string())
+    for name, values in {**columns, "set_aside": reason, "prediction_text": texts}.items():
         table = table.append_column(name, pa.array(values))
-    reason = ["a value was not finite" if flag else None for flag in aside]
-    return table.append_column("set_aside", pa.array(reason, pa.string())).append_column(
-        "prediction_text", pa.array(answer_texts(prepared, columns["prediction"]), pa.string())
-    )
+    return table
