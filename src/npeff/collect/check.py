@@ -154,4 +154,6 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
     trace = 1 - p.square().sum(1)
     counts = [count for count in (1, 2, 4, 8, 16, 32) if count < p.shape[1]]
     shares = {c: float((spectral(p, c).square().sum((1, 2)) / trace).mean()) for c in counts}
-    return CheckReport(*errors.tolist(), float(kept.mean()), shares, TOLERANCE[prepared.config.model.dtype])
+    autograd_error, batch_error = errors.tolist()
+    tolerance = TOLERANCE[prepared.config.model.dtype]
+    return CheckReport(autograd_error, batch_error, float(kept.mean()), shares, tolerance)

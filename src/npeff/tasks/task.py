@@ -248,7 +248,9 @@ def _wrong_types(task: Task) -> Iterator[str]:
     """Fields without the type that they declare; YAML reads unquoted yes, no and 1 as something else than text."""
     for name, (kind, words) in _KINDS.items():
         value = getattr(task, name)
-        if not isinstance(value, kind) or (name == "few_shot" and not all(isinstance(each, dict) for each in value)):
+        if not isinstance(value, kind) or (
+            name == "few_shot" and not all(isinstance(each, dict) for each in task.few_shot)
+        ):
             yield f"{name} is {value!r}; it should be {words}."
     fields = dataclasses.fields(task)
     texts = [(f.name, v) for f in fields if f.name not in _KINDS and (v := getattr(task, f.name)) is not f.default]
