@@ -104,10 +104,9 @@ class Collector:
     def _rows(self, capture: Capture, z: torch.Tensor, p: torch.Tensor, examples: list[int]) -> dict[str, torch.Tensor]:
         """Rows of the Fisher and the predicted answer's gradient, from as few backward passes as they need."""
         fisher, gradient = self.config.fisher, self.config.gradient
+        V, kept = p.new_zeros(len(p), 0, p.shape[1]), p.new_zeros(len(p))
         if fisher:
             V, kept = make_directions(self.config.directions, p, examples)
-        else:
-            V, kept = p.new_zeros(len(p), 0, p.shape[1]), p.new_zeros(len(p))
         mix = combine_to_predicted(V, p) if gradient else None
         asked = torch.cat([V, predicted(p)[:, None]], 1) if gradient and mix is None else V
         rows = capture.rows(z, asked.float(), self.sketch)

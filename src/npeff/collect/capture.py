@@ -39,7 +39,7 @@ class Capture:
         self._called: set[str] = set()
 
     def __enter__(self) -> Capture:
-        self._handles = [each.module.register_forward_hook(self._forward_hook(each)) for each in self.modules]
+        self._handles = [each.module.register_forward_hook(partial(self._keep, each)) for each in self.modules]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,24 +52,20 @@ class Capture:
         self._shape = (examples, sequences, length)
         self._called.clear()
 
-    def _forward_hook(self, module: CapturedModule) -> Callable[[Any, tuple[Any, ...], torch.Tensor], None]:
-        def hook(_: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
-            if self._shape is None:
-                return
-            self._called.add(module.name)
-            with torch.no_grad():
-                folded = self.fold_input(module, self._by_example(module, arguments[0].detach()))
-            # the graph begins at the first module whose gradient is wanted, not below it
-            if not output.requires_grad:
-                output.requires_grad_(True)
+    def _keep(self, module: CapturedModule, _: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+        """In the forward pass: keep what the sketch needs of a module's inputs, until its output gradients arrive."""
+        if self._shape is None:
+            return
+        self._called.add(module.name)
+        with torch.no_grad():
+            folded = self.fold_input(module, self._by_example(module, arguments[0].detach()))
+        output.requires_grad_(True)  # the graph begins at the first module whose gradient is wanted, not below it
+        output.register_hook(partial(self._deliver, module, folded))  # type: ignore[no-untyped-call]
 
-            def consume(delta: torch.Tensor) -> None:
-                if self._consumer is not None:
-                    self._consumer(module, self._by_example(module, delta), folded)
-
-            output.register_hook(consume)  # type: ignore[no-untyped-call]
-
-        return hook
+    def _deliver(self, module: CapturedModule, folded: torch.Tensor, delta: torch.Tensor) -> None:
+        """In a backward pass: hand a module's output gradients on."""
+        if self._consumer is not None:
+            self._consumer(module, self._by_example(module, delta), folded)
 
     def _by_example(self, module: CapturedModule, tensor: torch.Tensor) -> torch.Tensor:
         """[examples, T, d], an example's sequences one after another; some models flatten batch and time."""
@@ -96,10 +92,9 @@ class Capture:
         """
         missing = [module.name for module in self.modules if module.name not in self._called]
         if missing:
-            raise UserError(
-                f"The model never calls {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}, so there is no "
-                f"gradient to take. Leave it out with --exclude '{missing[0]}.*'"
-            )
+            some = ", ".join(missing[:4]) + (", …" if len(missing) > 4 else "")
+            hint = f"Leave it out with --exclude '{missing[0]}.*'"
+            raise UserError(f"The model never calls {some}, so there is no gradient to take. {hint}")
         self._consumer = consumer
         try:
             torch.autograd.backward(z, directions.to(z.dtype), retain_graph=keep_graph)

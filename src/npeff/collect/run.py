@@ -81,10 +81,8 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
     if not changed and run.manifest.inputs_sha256 != inputs_hash(dataset.table):
         changed = ["the data themselves have changed"]
     if changed:
-        raise UserError(
-            f"{path} was collected with another config: {'; '.join(changed[:5])}. "
-            f"Use the same one to continue it, or another directory."
-        )
+        what = f"{path} was collected with another config: {'; '.join(changed[:5])}"
+        raise UserError(f"{what}. Use the same one to continue it, or another directory.")
     if run.manifest.examples != len(dataset.table):
         raise UserError(f"{path / 'manifest.json'} is damaged: its number of examples is not that of the data.")
     run.clean_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -252,9 +253,9 @@ class Labels:
         self._numbers = task.label_numbers and not any(_NUMBER.fullmatch(label) for label in task.labels)
         self._exact = {label: index for index, label in enumerate(task.labels)}
         self._exact |= {key: self._exact[label] for key, label in task.label_map.items()}
-        self._loose: dict[str, set[int]] = {}
+        self._loose: dict[str, set[int]] = defaultdict(set)
         for text, index in self._exact.items():
-            self._loose.setdefault(_loose(text), set()).add(index)
+            self._loose[_loose(text)].add(index)
 
     def read(self, value: Any) -> int | None:
         """Find the answer that a label in the data names.
@@ -268,18 +269,15 @@ class Labels:
         Raises:
             ValueError: It names no answer, or may mean several; the message says so.
         """
-        text = scalar_text(value)
+        text, labels = scalar_text(value), self._task.labels
         if text is None or not text.strip():
             return None
-        if text in self._exact:
-            return self._exact[text]
-        labels = self._task.labels
-        meanings = self._loose.get(_loose(text), set())
-        if len(meanings) > 1:
+        meanings = {self._exact[text]} if text in self._exact else self._loose.get(_loose(text), set())
+        if len(meanings) == 1:
+            return min(meanings)
+        if meanings:
             both = " and ".join(repr(labels[index]) for index in sorted(meanings))
             raise ValueError(f"the label {cut(text, 60)!r} may mean {both}; write it exactly, or use label_map")
-        if meanings:
-            return min(meanings)
         number = _NUMBER.fullmatch(text.strip())
         if number and int(number[1]) == -1:  # how GLUE marks a test set whose labels are not public
             return None
