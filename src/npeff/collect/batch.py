@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -74,10 +74,10 @@ class Collector:
         """
         config = self.config
         outputs: list[Any] = []  # of the last block
-        hook: AbstractContextManager[Any] = nullcontext()
-        if config.activation:
-            hook = blocks(self.model.network)[-1].register_forward_hook(lambda *call: outputs.append(call[-1]))
-        with hook, Capture(self.selection.modules, self.sketch.fold_input) as capture:
+        with ExitStack() as hooks, Capture(self.selection.modules, self.sketch.fold_input) as capture:
+            if config.activation:
+                last = blocks(self.model.network)[-1]
+                hooks.enter_context(last.register_forward_hook(lambda *call: outputs.append(call[-1])))
             capture.start(len(prompts), *self.answer_model.sequences(prompts))
             z, places = self.answer_model.logits(prompts)
             p = z.detach().double().softmax(1)

@@ -19,7 +19,7 @@ from npeff.collect.identity import PLACES, differences, identity_of
 from npeff.collect.session import Prepared, answer_texts, collect_prompts, prepare_with_prompts
 from npeff.collect.summary import summary
 from npeff.store.examples import inputs_hash
-from npeff.store.rows import Shard, read_tensors
+from npeff.store.rows import Shard
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask, Manifest
 from npeff.tasks.data import Dataset
@@ -132,10 +132,8 @@ def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shard
                     tqdm.write(f"Set aside, because a value was not finite: example {aside}.")
                 run.write_shard(shard, tensors)
         except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"Out of memory with batches of {prepared.config.batch_tokens} tokens. Run the same command with a "
-                f"smaller --batch-tokens; finished shards are kept."
-            ) from error
+            hint = "Run the same command with a smaller --batch-tokens; finished shards are kept."
+            raise UserError(f"Out of memory with batches of {prepared.config.batch_tokens} tokens. {hint}") from error
 
 
 def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
@@ -151,8 +149,7 @@ def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
     """
     names = ["prediction", "probability", "set_aside"]
     names += ["rank", "pef_norm", "kept"] if prepared.config.fisher else []
-    shards = [read_tensors(run.whole_shard(shard), names) for shard in run.shards]
-    columns = {name: torch.cat([shard[name] for shard in shards]).numpy() for name in names}
+    columns = {name: run.tensor(name).numpy() for name in names}
     aside = columns.pop("set_aside").astype(bool)
     if not prepared.config.fisher:
         columns["rank"] = (~aside).astype(np.int32)

@@ -139,11 +139,10 @@ class _Reader:
             why = f"Every value of its column {self._label_column!r} is empty or -1."
         else:
             likely = [name for name, labels in self._undeclared.items() if len(labels - {None}) > 1]
-            why = f"It has no column {' or '.join(map(repr, self._label_columns)) or 'for them'}" + (
-                f", but the values of {likely[0]!r} are labels of this task." if likely else "."
-            )
+            but = f", but the values of {likely[0]!r} are labels of this task" if likely else ""
             name = likely[0] if likely else "NAME"
-            why += f" Use --label-column {name}, or label_columns: [{name}] in the task file."
+            hint = f"Use --label-column {name}, or label_columns: [{name}] in the task file."
+            why = f"It has no column {' or '.join(map(repr, self._label_columns)) or 'for them'}{but}. {hint}"
         return [f"{self._source.name} has no labels that this task knows of, so there is no accuracy. {why}"]
 
     def _required(self, names: Sequence[str], hint: str) -> str:
@@ -285,9 +284,8 @@ class Labels:
             return int(number[1])
         known = ", ".join(labels[:10]) + (f", ... ({len(labels)} in all)" if len(labels) > 10 else "")
         why = " (this task's labels are not numbered)" if number and not self._numbers else ""
-        raise ValueError(
-            f"unknown label {cut(text, 60)!r}{why}; known are {known}. Map others with label_map in a task file"
-        )
+        hint = "Map others with label_map in a task file"
+        raise ValueError(f"unknown label {cut(text, 60)!r}{why}; known are {known}. {hint}")
 
 
 def scalar_text(value: Any) -> str | None:

@@ -90,10 +90,8 @@ class Task:
 
     def render(self, text: str, fields: Mapping[str, str] = {}) -> str:
         """The prompt for one example, up to where the answer begins."""
-        return "".join(
-            literal + ("" if name is None else text if name == "text" else fields[name])
-            for literal, name in _template(self.prompt)
-        )
+        values: dict[str | None, str] = {**fields, "text": text, None: ""}
+        return "".join(literal + values[name] for literal, name in _template(self.prompt))
 
     def render_worked(self, text: str, answer: str, fields: Mapping[str, str] = {}) -> str:
         """One worked example of a few-shot prefix: the prompt, its answer, a blank line."""
@@ -127,10 +125,9 @@ def load_task(name_or_path: str) -> Task:
     except (OSError, ValueError) as error:
         if path.suffix.lower() in (".yaml", ".yml") and not isinstance(error, FileNotFoundError):
             raise UserError(f"Cannot read the task file {name_or_path!r}: {error}.") from error
-        raise UserError(
-            f"Unknown task {name_or_path!r}: neither a built-in task ({', '.join(BUILTIN)}) "
-            f"nor a YAML file that exists.{did_you_mean(name_or_path.lower(), BUILTIN)}"
-        ) from error
+        why = f"neither a built-in task ({', '.join(BUILTIN)}) nor a YAML file that exists"
+        hint = did_you_mean(name_or_path.lower(), BUILTIN)
+        raise UserError(f"Unknown task {name_or_path!r}: {why}.{hint}") from error
     beside = path.parent / (task.data or "")
     # unlike Path.is_file, false for a name too long or with a NUL in it
     return dataclasses.replace(task, data=str(beside)) if os.path.isfile(beside) else task  # noqa: PTH113
@@ -206,9 +203,8 @@ def _template(prompt: str) -> tuple[tuple[str, str | None], ...]:
                 raise ValueError(f"{{{name}{'!' + conversion if conversion else ''}{':' + spec if spec else ''}}}")
             parts.append((literal, name))
     except ValueError as error:
-        raise ValueError(
-            f"the prompt is not a valid template ({error}); write {{text}} or {{column}}, and a literal brace twice."
-        ) from error
+        hint = "write {text} or {column}, and a literal brace twice."
+        raise ValueError(f"the prompt is not a valid template ({error}); {hint}") from error
     return tuple(parts)
 
 
@@ -247,10 +243,8 @@ def _mistakes(task: Task) -> Iterator[str]:
 def _wrong_types(task: Task) -> Iterator[str]:
     """Fields without the type that they declare; YAML reads unquoted yes, no and 1 as something else than text."""
     for name, (kind, words) in _KINDS.items():
-        value = getattr(task, name)
-        if not isinstance(value, kind) or (
-            name == "few_shot" and not all(isinstance(each, dict) for each in task.few_shot)
-        ):
+        value, mappings = getattr(task, name), task.few_shot if name == "few_shot" else ()
+        if not isinstance(value, kind) or not all(isinstance(item, dict) for item in mappings):
             yield f"{name} is {value!r}; it should be {words}."
     fields = dataclasses.fields(task)
     texts = [(f.name, v) for f in fields if f.name not in _KINDS and (v := getattr(task, f.name)) is not f.default]
