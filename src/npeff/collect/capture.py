@@ -34,7 +34,7 @@ class Capture:
     ) -> None:
         self.modules = tuple(modules)
         self.fold_input = fold_input
-        self._shape: tuple[int, int, int] | None = None
+        self._shape = (0, 0, 0)
         self._consumer: Consumer | None = None
         self._called: set[str] = set()
 
@@ -45,7 +45,6 @@ class Capture:
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-        self._shape = None
 
     def start(self, examples: int, sequences: int, length: int) -> None:
         """Expect a forward pass over `sequences` of `length` tokens, the same number for each of `examples`."""
@@ -54,8 +53,6 @@ class Capture:
 
     def _keep(self, module: CapturedModule, _: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
         """In the forward pass: keep what the sketch needs of a module's inputs, until its output gradients arrive."""
-        if self._shape is None:
-            return
         self._called.add(module.name)
         with torch.no_grad():
             folded = self.fold_input(module, self._by_example(module, arguments[0].detach()))
@@ -69,7 +66,6 @@ class Capture:
 
     def _by_example(self, module: CapturedModule, tensor: torch.Tensor) -> torch.Tensor:
         """[examples, T, d], an example's sequences one after another; some models flatten batch and time."""
-        assert self._shape is not None
         examples, sequences, length = self._shape
         if tuple(tensor.shape[:-1]) in ((sequences, length), (sequences * length,)):
             return tensor.reshape(examples, -1, tensor.shape[-1])

@@ -45,7 +45,16 @@ def estimate_collection(config: CollectConfig) -> Estimate:
     prepared.collector.answer_model.check_tree(max(prompts, key=len))
     cost = estimate(prepared, prompts)
     if rank() == 0:
-        _print(cost, prepared, prompts)
+        run = Path(config.run).absolute()
+        free = shutil.disk_usage(next(folder for folder in (run, *run.parents) if folder.exists())).free
+        enough = "" if free > cost.disk else "  NOT ENOUGH"
+        ranks = "1 rank" if world_size() == 1 else f"{world_size()} ranks"
+        print(
+            f"{len(prompts)} examples of {sum(map(len, prompts)) / len(prompts):.0f} tokens on average\n"
+            f"time    {duration(cost.seconds)} ({cost.seconds_per_example:.3g} s an example on {ranks})\n"
+            f"disk    {amount(cost.disk)} of {amount(free)} free{enough}\n"
+            f"memory  {amount(cost.memory)} at the peak, however many examples"
+        )
     return cost
 
 
@@ -113,16 +122,3 @@ def peak_memory(device: torch.device) -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _print(cost: Estimate, prepared: Prepared, prompts: list[list[int]]) -> None:
-    run = Path(prepared.config.run).absolute()
-    free = shutil.disk_usage(next(folder for folder in (run, *run.parents) if folder.exists())).free
-    enough = "" if free > cost.disk else "  NOT ENOUGH"
-    ranks = "1 rank" if world_size() == 1 else f"{world_size()} ranks"
-    print(
-        f"{len(prompts)} examples of {sum(map(len, prompts)) / len(prompts):.0f} tokens on average\n"
-        f"time    {duration(cost.seconds)} ({cost.seconds_per_example:.3g} s an example on {ranks})\n"
-        f"disk    {amount(cost.disk)} of {amount(free)} free{enough}\n"
-        f"memory  {amount(cost.memory)} at the peak, however many examples"
-    )

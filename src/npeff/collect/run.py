@@ -79,10 +79,10 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
     run = Run.open_unfinished(path)
     changed = differences(run.manifest.identity, identity, but=PLACES)
     if not changed and run.manifest.inputs_sha256 != inputs_hash(dataset.table):
-        changed = ["the data themselves have changed"]
+        changed = "the data themselves have changed"
     if changed:
-        what = f"{path} was collected with another config: {'; '.join(changed[:5])}"
-        raise UserError(f"{what}. Use the same one to continue it, or another directory.")
+        hint = "Use the same one to continue it, or another directory."
+        raise UserError(f"{path} was collected with another config: {changed}. {hint}")
     if run.manifest.examples != len(dataset.table):
         raise UserError(f"{path / 'manifest.json'} is damaged: its number of examples is not that of the data.")
     run.clean_up()

@@ -84,7 +84,7 @@ def prepare_run(run: Run, device: str | None = None) -> Prepared:
     for entry, what in (("model_sha256", f"Model {config.model.model!r}"), ("task", f"Task {config.data.task!r}")):
         if now[entry] != recorded.get(entry):
             raise UserError(f"{what} is no longer the one that {run.path} was collected with.")
-    changed = "; ".join(differences(recorded, now, but=(*PLACES, "data"))[:5])  # the data are read from the run itself
+    changed = differences(recorded, now, but=(*PLACES, "data"))  # the data are read from the run itself
     if changed:
         raise UserError(f"The config in {run.path / 'manifest.json'} was changed: {changed}. Change it back.")
     return prepared

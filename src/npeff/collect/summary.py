@@ -30,7 +30,9 @@ def summary(run: Run, notes: tuple[str, ...] = ()) -> str:
     rows = int(run.table["rank"].to_numpy().sum())
     lines = [f"{len(run.table)} examples, {rows} rows in {run.path}", *notes]
     if run.usable.any():
-        lines += [*_answers(run), *_kept(run)]
+        lines += _answers(run)
+        if "kept" in run.table.column_names:
+            lines.append(_kept(run))
     aside = np.flatnonzero(~run.usable)
     if len(aside):
         lines.append(f"{len(aside)} examples set aside: {', '.join(map(str, aside[:8]))}")
@@ -56,12 +58,10 @@ def _answers(run: Run) -> Iterator[str]:
         )
 
 
-def _kept(run: Run) -> Iterator[str]:
+def _kept(run: Run) -> str:
     """How much of the Fishers the directions keep."""
-    if "kept" not in run.table.column_names:
-        return
     kept = np.mean(run.table["kept"].to_numpy()[run.usable])
     kind, _ = parse_directions(run.manifest.config["directions"]["directions"])
     random = " (random directions: right on average, for one example above or below)"
     note = random if kind in ("projection", "sampling") else ""
-    yield f"directions keep {kept:.1%} of the Fisher's trace at the outputs{note}"
+    return f"directions keep {kept:.1%} of the Fisher's trace at the outputs{note}"

@@ -79,9 +79,7 @@ def load_dataset(task: Task, config: DataConfig) -> Dataset:
     prefix, table = _few_shot(task, config, table, dropped)
     if config.shuffle_seed is not None:
         table = table.take(_shuffled(len(table), config.shuffle_seed))
-    if config.limit is not None:
-        table = table.slice(0, min(config.limit, len(table)))
-    return Dataset(table.combine_chunks(), prefix, tuple(dropped), tuple(notes))
+    return Dataset(table[: config.limit].combine_chunks(), prefix, tuple(dropped), tuple(notes))
 
 
 def _open(task: Task, config: DataConfig) -> Source:
@@ -106,10 +104,9 @@ class _Reader:
             self._required((name,), f" The prompt names it as {{{name}}}.")
         self._label_columns = (config.label_column,) if config.label_column else task.label_columns
         self._label_column = next((name for name in self._label_columns if name in source.columns), None)
-        others = () if self._label_column or not task.labels else source.plain_columns
-        self._undeclared: dict[str, set[int | None]] = {
-            name: set() for name in others if name not in (self._text_column, *task.fields)
-        }
+        others = set() if self._label_column or not task.labels else {*source.plain_columns}
+        others -= {self._text_column, *task.fields}
+        self._undeclared: dict[str, set[int | None]] = {name: set() for name in source.columns if name in others}
         self._bad = 0
         self._shown: list[str] = []
 

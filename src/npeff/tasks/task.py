@@ -90,7 +90,7 @@ class Task:
 
     def render(self, text: str, fields: Mapping[str, str] = {}) -> str:
         """The prompt for one example, up to where the answer begins."""
-        values: dict[str | None, str] = {**fields, "text": text, None: ""}
+        values = {**fields, "text": text, "": ""}
         return "".join(literal + values[name] for literal, name in _template(self.prompt))
 
     def render_worked(self, text: str, answer: str, fields: Mapping[str, str] = {}) -> str:
@@ -194,14 +194,14 @@ _COLUMN = re.compile(r"(?!\s)[^.\[\]{}]+(?<!\s)")
 
 
 @lru_cache(maxsize=256)
-def _template(prompt: str) -> tuple[tuple[str, str | None], ...]:
-    """A prompt as (literal text, name of the column that follows or None) pairs."""
-    parts: list[tuple[str, str | None]] = []
+def _template(prompt: str) -> tuple[tuple[str, str], ...]:
+    """A prompt as (literal text, name of the column that follows) pairs; the last name may be empty: there is none."""
+    parts: list[tuple[str, str]] = []
     try:
         for literal, name, spec, conversion in string.Formatter().parse(prompt):
             if spec or conversion or (name is not None and not _COLUMN.fullmatch(name)):
                 raise ValueError(f"{{{name}{'!' + conversion if conversion else ''}{':' + spec if spec else ''}}}")
-            parts.append((literal, name))
+            parts.append((literal, name or ""))
     except ValueError as error:
         hint = "write {text} or {column}, and a literal brace twice."
         raise ValueError(f"the prompt is not a valid template ({error}); {hint}") from error
