@@ -19,8 +19,6 @@ from npeff.models.select import Selection, blocks
 TOP_TOKENS = 8
 DIRECTION_ENTRIES = 2**26
 """Most numbers in the directions of a batch, half a gigabyte: with the vocabulary as answers they outgrow all else."""
-
-
 _FINITE = {"activation", "rows", "pef_norm", "gradient", "gradient_norm"}
 """An example with a value of these that is not finite is set aside."""
 

@@ -16,8 +16,10 @@ from npeff.collect.sketch.base import Sketch
 from npeff.models.select import CapturedModule
 from npeff.utils.errors import UserError
 
-# called with a module, its output gradients [B, T, d_out] and what was kept of its inputs
+Fold = Callable[[CapturedModule, torch.Tensor], torch.Tensor]
+"""Called with a module and its inputs [B, T, d_in]; gives what to keep of them."""
 Consumer = Callable[[CapturedModule, torch.Tensor, torch.Tensor], None]
+"""Called with a module, its output gradients [B, T, d_out] and what was kept of its inputs."""
 
 
 class Capture:
@@ -29,9 +31,7 @@ class Capture:
         rows = capture.rows(z, V, sketch)       # [B, k, p]
     """
 
-    def __init__(
-        self, modules: Iterable[CapturedModule], fold_input: Callable[[CapturedModule, torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, modules: Iterable[CapturedModule], fold_input: Fold) -> None:
         self.modules = tuple(modules)
         self.fold_input = fold_input
         self._shape = (0, 0, 0)

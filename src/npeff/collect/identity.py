@@ -12,13 +12,15 @@ from npeff.store.schema import AskedTask
 from npeff.tasks.task import Task
 from npeff.utils.configs import to_dict
 
+Values = dict[str, Any]
+"""A config or an identity, as nested JSON values."""
 _HOW = ("run", "batch_tokens", "share_prompt", "dry_run", "fisher", "gradient", "activation")
 """Options that say where and how fast to collect, or are summed up in `collected`."""
 PLACES = ("data.data", "model.model", "model.revision")
 """Entries that say where data and model lie. They may have moved: hashes tell whether they are the same."""
 
 
-def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: str) -> dict[str, Any]:
+def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: str) -> Values:
     """All that decides about the values of a collection, wherever and however fast it runs.
 
     Args:
@@ -41,7 +43,7 @@ def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: s
     }
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> str:
+def differences(old: Values, new: Values, but: Collection[str] = ()) -> str:
     """The first differing entries of two nested dictionaries, for people to read; empty if there are none.
 
     Entries that `but` names (as "a.b") do not count.
@@ -50,9 +52,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] =
     return "; ".join(f"{name} was {brief(before)} and is now {brief(now)}" for name, before, now in some)
 
 
-def changes(
-    old: dict[str, Any], new: dict[str, Any], but: Collection[str] = (), prefix: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
+def changes(old: Values, new: Values, but: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Differing entries of two nested dictionaries.
 
     Args:

@@ -195,7 +195,7 @@ _COLUMN = re.compile(r"(?!\s)[^.\[\]{}]+(?<!\s)")
 
 @lru_cache(maxsize=256)
 def _template(prompt: str) -> tuple[tuple[str, str], ...]:
-    """A prompt as (literal text, name of the column that follows) pairs; the last name may be empty: there is none."""
+    """A prompt as (literal text, name of the column that follows) pairs; the name is empty where none follows."""
     parts: list[tuple[str, str]] = []
     try:
         for literal, name, spec, conversion in string.Formatter().parse(prompt):
