@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,9 +19,8 @@ from npeff.models.select import Selection, blocks
 TOP_TOKENS = 8
 DIRECTION_ENTRIES = 2**26
 """Most numbers in the directions of a batch, half a gigabyte: with the vocabulary as answers they outgrow all else."""
-
-
-_FINITE = {"rows", "pef_norm", "gradient", "gradient_norm"}
+_FINITE = {"activation", "rows", "pef_norm", "gradient", "gradient_norm"}
+"""An example with a value of these that is not finite is set aside."""
 
 
 class Collector:
@@ -73,33 +72,26 @@ class Collector:
         """
         config = self.config
         outputs: list[Any] = []  # of the last block
-        hook: AbstractContextManager[Any] = nullcontext()
-        if config.activation:
-            hook = blocks(self.model.network)[-1].register_forward_hook(lambda *call: outputs.append(call[-1]))
-        with hook, Capture(self.selection.modules, self.sketch.fold_input) as capture:
+        with ExitStack() as hooks, Capture(self.selection.modules, self.sketch.fold_input) as capture:
+            if config.activation:
+                last = blocks(self.model.network)[-1]
+                hooks.enter_context(last.register_forward_hook(lambda *call: outputs.append(call[-1])))
             capture.start(len(prompts), *self.answer_model.sequences(prompts))
             z, places = self.answer_model.logits(prompts)
-            collected = self._probabilities(z.detach())
             p = z.detach().double().softmax(1)
-            finite = p.isfinite().all(1)
-            p = torch.where(finite[:, None], p, 1.0 / p.shape[1])
+            collected, finite = self._probabilities(p.float()), p.isfinite().all(1)
             if config.activation:
                 collected["activation"] = _residual_at(outputs[-1], places, len(prompts))
-                finite &= collected["activation"].isfinite().all(1)
             if config.fisher or config.gradient:
-                collected |= self._rows(capture, z, p, examples)
-                for name in _FINITE & collected.keys():
-                    finite &= collected[name].isfinite().view(len(finite), -1).all(1)
-        collected["set_aside"] = ~finite
+                collected |= self._rows(capture, z, torch.where(finite[:, None], p, 1.0 / p.shape[1]), examples)
+        for name in _FINITE & collected.keys():
+            finite &= collected[name].isfinite().view(len(finite), -1).all(1)
         for name, tensor in collected.items():
-            if tensor.is_floating_point():
-                collected[name] = torch.where(finite.view(-1, *[1] * (tensor.dim() - 1)), tensor, 0)
-        if "rank" in collected:
-            collected["rank"] = torch.where(finite, collected["rank"], 0)
-        return {name: tensor.cpu() for name, tensor in collected.items()}
+            if tensor.is_floating_point() or name == "rank":
+                tensor[~finite] = 0
+        return {name: tensor.cpu() for name, tensor in {**collected, "set_aside": ~finite}.items()}
 
-    def _probabilities(self, z: torch.Tensor) -> dict[str, torch.Tensor]:
-        p = z.double().softmax(1).float()
+    def _probabilities(self, p: torch.Tensor) -> dict[str, torch.Tensor]:
         probability, prediction = p.max(1)
         collected = {"prediction": prediction.int(), "probability": probability}
         if self.answer_model.answers.kind == "vocabulary":
@@ -110,11 +102,10 @@ class Collector:
     def _rows(self, capture: Capture, z: torch.Tensor, p: torch.Tensor, examples: list[int]) -> dict[str, torch.Tensor]:
         """Rows of the Fisher and the predicted answer's gradient, from as few backward passes as they need."""
         fisher, gradient = self.config.fisher, self.config.gradient
+        V, kept = p.new_zeros(len(p), 0, p.shape[1]), p.new_zeros(len(p))
         if fisher:
             V, kept = make_directions(self.config.directions, p, examples)
-        else:
-            V, kept = p.new_zeros(len(p), 0, p.shape[1]), p.new_zeros(len(p))
-        mix = combine_to_predicted(V, p) if gradient and fisher else None
+        mix = combine_to_predicted(V, p) if gradient else None
         asked = torch.cat([V, predicted(p)[:, None]], 1) if gradient and mix is None else V
         rows = capture.rows(z, asked.float(), self.sketch)
         collected = self._fisher(rows[:, : V.shape[1]], V, kept) if fisher else {}

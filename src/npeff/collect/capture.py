@@ -7,6 +7,7 @@ delivers the module's output gradients, which go straight into the sketch. Model
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from npeff.collect.sketch.base import Sketch
 from npeff.models.select import CapturedModule
 from npeff.utils.errors import UserError
 
-# called with a module, its output gradients [B, T, d_out] and what was kept of its inputs
+Fold = Callable[[CapturedModule, torch.Tensor], torch.Tensor]
+"""Called with a module and its inputs [B, T, d_in]; gives what to keep of them."""
 Consumer = Callable[[CapturedModule, torch.Tensor, torch.Tensor], None]
+"""Called with a module, its output gradients [B, T, d_out] and what was kept of its inputs."""
 
 
 class Capture:
@@ -28,51 +31,41 @@ class Capture:
         rows = capture.rows(z, V, sketch)       # [B, k, p]
     """
 
-    def __init__(
-        self, modules: Iterable[CapturedModule], fold_input: Callable[[CapturedModule, torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, modules: Iterable[CapturedModule], fold_input: Fold) -> None:
         self.modules = tuple(modules)
         self.fold_input = fold_input
-        self._shape: tuple[int, int, int] | None = None
+        self._shape = (0, 0, 0)
         self._consumer: Consumer | None = None
         self._called: set[str] = set()
 
     def __enter__(self) -> Capture:
-        self._handles = [each.module.register_forward_hook(self._forward_hook(each)) for each in self.modules]
+        self._handles = [each.module.register_forward_hook(partial(self._keep, each)) for each in self.modules]
         return self
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-        self._shape = None
 
     def start(self, examples: int, sequences: int, length: int) -> None:
         """Expect a forward pass over `sequences` of `length` tokens, the same number for each of `examples`."""
         self._shape = (examples, sequences, length)
         self._called.clear()
 
-    def _forward_hook(self, module: CapturedModule) -> Callable[[Any, tuple[Any, ...], torch.Tensor], None]:
-        def hook(_: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
-            if self._shape is None:
-                return
-            self._called.add(module.name)
-            with torch.no_grad():
-                folded = self.fold_input(module, self._by_example(module, arguments[0].detach()))
-            # the graph begins at the first module whose gradient is wanted, not below it
-            if not output.requires_grad:
-                output.requires_grad_(True)
+    def _keep(self, module: CapturedModule, _: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+        """In the forward pass: keep what the sketch needs of a module's inputs, until its output gradients arrive."""
+        self._called.add(module.name)
+        with torch.no_grad():
+            folded = self.fold_input(module, self._by_example(module, arguments[0].detach()))
+        output.requires_grad_(True)  # the graph begins at the first module whose gradient is wanted, not below it
+        output.register_hook(partial(self._deliver, module, folded))  # type: ignore[no-untyped-call]
 
-            def consume(delta: torch.Tensor) -> None:
-                if self._consumer is not None:
-                    self._consumer(module, self._by_example(module, delta), folded)
-
-            output.register_hook(consume)  # type: ignore[no-untyped-call]
-
-        return hook
+    def _deliver(self, module: CapturedModule, folded: torch.Tensor, delta: torch.Tensor) -> None:
+        """In a backward pass: hand a module's output gradients on."""
+        if self._consumer is not None:
+            self._consumer(module, self._by_example(module, delta), folded)
 
     def _by_example(self, module: CapturedModule, tensor: torch.Tensor) -> torch.Tensor:
         """[examples, T, d], an example's sequences one after another; some models flatten batch and time."""
-        assert self._shape is not None
         examples, sequences, length = self._shape
         if tuple(tensor.shape[:-1]) in ((sequences, length), (sequences * length,)):
             return tensor.reshape(examples, -1, tensor.shape[-1])
@@ -95,10 +88,9 @@ class Capture:
         """
         missing = [module.name for module in self.modules if module.name not in self._called]
         if missing:
-            raise UserError(
-                f"The model never calls {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}, so there is no "
-                f"gradient to take. Leave it out with --exclude '{missing[0]}.*'"
-            )
+            some = ", ".join(missing[:4]) + (", …" if len(missing) > 4 else "")
+            hint = f"Leave it out with --exclude '{missing[0]}.*'"
+            raise UserError(f"The model never calls {some}, so there is no gradient to take. {hint}")
         self._consumer = consumer
         try:
             torch.autograd.backward(z, directions.to(z.dtype), retain_graph=keep_graph)
@@ -120,10 +112,6 @@ class Capture:
         rows = torch.empty(batch, count, sketch.dim, device=z.device)
         for row in range(count):
             total = sketch.accumulator(batch)
-
-            def consumer(module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor) -> None:
-                sketch.accumulate(module, delta, folded, total)  # noqa: B023 - used up within this turn of the loop
-
-            self.backward(z, directions[:, row], consumer, keep_graph=row + 1 < count)
+            self.backward(z, directions[:, row], partial(sketch.accumulate, total=total), keep_graph=row + 1 < count)
             rows[:, row] = sketch.finish(total)
         return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -12,7 +11,7 @@ from npeff.collect.config import CheckConfig, CollectConfig
 from npeff.collect.directions import make_directions, spectral
 from npeff.collect.session import Prepared, prepare_with_prompts
 from npeff.collect.sketch.base import random_signs
-from npeff.models.answers import AnswerModel, AnswerSet
+from npeff.models.answers import AnswerModel
 from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
 from npeff.utils.progress import progress
@@ -56,25 +55,18 @@ def check(config: CheckConfig) -> CheckReport:
         UserError: Rows differ from those of plain autograd by more than rounding.
     """
     data = replace(config.data, task=config.task, limit=config.examples)
-    collect_config = CollectConfig(
-        run=str(Path()),
-        data=data,
-        model=replace(config.options, model=config.model),
-        directions=config.directions,
-        sketch=config.sketch,
-    )
-    prepared, dataset, prompts = prepare_with_prompts(collect_config)
-    for note in dataset.notes:
-        print(note)
+    model = replace(config.options, model=config.model)
+    prepared, dataset, prompts = prepare_with_prompts(CollectConfig("", data, model, config.directions, config.sketch))
     report = compare_with_autograd(prepared, prompts)
     print(
-        f"{prepared.selection.size:,} parameters, {len(prepared.selection.modules)} modules, {len(prompts)} examples\n"
-        f"rows against plain autograd   relative error {report.autograd_error:.1e}\n"
-        f"rows alone against in a batch relative error {report.batch_error:.1e}\n"
-        f"directions {config.directions.directions} keep {report.kept:.1%} of the Fisher's trace at the outputs"
+        *dataset.notes,
+        f"{prepared.selection.size:,} parameters, {len(prepared.selection.modules)} modules, {len(prompts)} examples",
+        f"rows against plain autograd   relative error {report.autograd_error:.1e}",
+        f"rows alone against in a batch relative error {report.batch_error:.1e}",
+        f"directions {config.directions.directions} keep {report.kept:.1%} of the Fisher's trace at the outputs",
+        *(f"  spectral:{count:<4} {kept:.1%}" for count, kept in report.spectral_kept.items()),
+        sep="\n",
     )
-    for count, kept in report.spectral_kept.items():
-        print(f"  spectral:{count:<4} {kept:.1%}")
     if not report.fits:
         raise UserError(
             f"Rows of {config.model} differ from autograd by more than {report.tolerance:g}. Try --dtype float32, "
@@ -96,17 +88,33 @@ def _mixes(rows: int) -> torch.Tensor:
     return torch.stack([torch.eye(rows)[0], random_signs(rows, "check").float()])
 
 
-def _weightiest(answers: AnswerSet, p: torch.Tensor) -> torch.Tensor:
-    """The answers to compare, [B, n]: all, but of many suffixes the most probable ones, which are a run each."""
-    if answers.kind == "suffixes" and p.shape[1] > SUFFIXES:
-        return p.topk(SUFFIXES, dim=1).indices
-    return torch.arange(p.shape[1], device=p.device).expand(len(p), -1)
+def _plain_rows(prepared: Prepared, prompt: list[int], answers: list[int], V: torch.Tensor) -> torch.Tensor:
+    """Rows of one example by autograd with weight gradients, [k, p].
 
+    Args:
+        prepared: Model, task and sketch.
+        prompt: Token ids.
+        answers: Numbers of the answers that the directions are about.
+        V: Directions, [k, r].
 
-def _only(V: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-    """Directions V [B, k, r] without what they say about other answers."""
-    kept = torch.zeros_like(V[:, 0]).scatter_(1, answers, 1.0)
-    return V * kept[:, None]
+    Returns:
+        The rows, [k, p].
+    """
+    plain = AnswerModel(prepared.model, prepared.answers.only(answers), share_prompt=False)
+    modules, sketch = prepared.selection.modules, prepared.collector.sketch
+    weights = {name: w for m in modules for name, w in m.module.named_parameters(prefix=m.name, recurse=False)}
+    prepared.model.network.requires_grad_(True)
+    try:
+        z, _ = plain.logits([prompt])
+        rows = []
+        for direction in V[:, answers].to(z):
+            parts = torch.autograd.grad(z, list(weights.values()), direction[None], retain_graph=True)
+            found = dict(zip(weights, parts, strict=True))
+            matrices = {m.name: m.matrix(found[f"{m.name}.weight"], found.get(f"{m.name}.bias")) for m in modules}
+            rows.append(sketch.matvec(matrices))
+        return torch.stack(rows)
+    finally:
+        prepared.model.network.requires_grad_(False)
 
 
 def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> CheckReport:
@@ -119,11 +127,10 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
     Returns:
         The largest relative errors.
     """
-    collector, model = prepared.collector, prepared.model
-    sketch, modules = collector.sketch, prepared.selection.modules
+    collector, sketch = prepared.collector, prepared.collector.sketch
 
     def rows_of(batch: list[list[int]], V: torch.Tensor) -> torch.Tensor:
-        with Capture(modules, sketch.fold_input) as capture:
+        with Capture(prepared.selection.modules, sketch.fold_input) as capture:
             capture.start(len(batch), *collector.answer_model.sequences(batch))
             z, _ = collector.answer_model.logits(batch)
             return capture.rows(z, V, sketch)
@@ -131,37 +138,22 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
     with torch.no_grad():
         p = collector.answer_model.logits(prompts)[0].double().softmax(1)
     V, kept = make_directions(prepared.config.directions, p, list(range(len(prompts))))
-    answers = _weightiest(prepared.answers, p)
-    V = _only(V, answers)
+    # all answers, but of many suffixes the most probable ones: each is a run of its own
+    compared = min(SUFFIXES, p.shape[1]) if prepared.answers.kind == "suffixes" else p.shape[1]
+    answers = p.topk(compared, dim=1).indices.sort(dim=1).values
+    V = V * torch.zeros_like(p).scatter_(1, answers, 1.0)[:, None]
     mixes = _mixes(V.shape[1]).to(V)
     together = mixes.float() @ rows_of(prompts, V)
     V = mixes @ V
-    weights = {name: w for m in modules for name, w in m.module.named_parameters(prefix=m.name, recurse=False)}
-    autograd_error = batch_error = 0.0
+    errors = torch.zeros(2)
     for i, prompt in enumerate(progress(prompts, desc="Checking", unit="ex")):
-        alone = rows_of([prompt], V[i : i + 1])
-        plain = AnswerModel(model, prepared.answers.only(answers[i].tolist()), share_prompt=False)
-        for weight in weights.values():
-            weight.requires_grad_(True)
-        try:
-            z, _ = plain.logits([prompt])
-            for turn, direction in enumerate(V[i]):
-                last = turn + 1 == V.shape[1]
-                parts = torch.autograd.grad(
-                    z, list(weights.values()), direction[None, answers[i]].to(z), retain_graph=not last
-                )
-                gradients = dict(zip(weights, parts, strict=True))
-                reference = sketch.matvec(
-                    {m.name: m.matrix(gradients[f"{m.name}.weight"], gradients.get(f"{m.name}.bias")) for m in modules}
-                )
-                scale = reference.norm().clamp_min(torch.finfo(torch.float32).tiny)
-                autograd_error = max(autograd_error, float((together[i, turn] - reference).norm() / scale))
-                batch_error = max(batch_error, float((together[i, turn] - alone[0, turn]).norm() / scale))
-        finally:
-            for weight in weights.values():
-                weight.requires_grad_(False)
-    counts = [count for count in (1, 2, 4, 8, 16, 32) if count < p.shape[1]]
+        alone, plain = rows_of([prompt], V[i : i + 1])[0], _plain_rows(prepared, prompt, answers[i].tolist(), V[i])
+        scale = plain.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+        found = [((together[i] - other).norm(dim=1) / scale).max().cpu() for other in (plain, alone)]
+        errors = torch.maximum(errors, torch.stack(found))
     trace = 1 - p.square().sum(1)
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count < p.shape[1]]
     shares = {c: float((spectral(p, c).square().sum((1, 2)) / trace).mean()) for c in counts}
+    autograd_error, batch_error = errors.tolist()
     tolerance = TOLERANCE[prepared.config.model.dtype]
     return CheckReport(autograd_error, batch_error, float(kept.mean()), shares, tolerance)

@@ -144,12 +144,8 @@ def parse_directions(text: str) -> tuple[str, float]:
         UserError: It says nothing that is known.
     """
     match = re.fullmatch(r"(auto|exact)|(spectral|projection|sampling):(\d+|0?\.\d+)", text)
-    if match and match[1]:
-        return match[1], 0
-    if match:
-        amount = float(match[3])
-        if amount >= 1 or (match[2] == "spectral" and amount > 0):
-            return match[2], amount
-    raise UserError(
-        f"Unknown directions {text!r}. Use auto, exact, spectral:8, spectral:0.95, projection:64, sampling:64."
-    )
+    amount = float(match[3] or 0) if match else 0
+    if match and (match[1] or amount >= 1 or (match[2] == "spectral" and amount > 0)):
+        return match[1] or match[2], amount
+    known = "auto, exact, spectral:8, spectral:0.95, projection:64, sampling:64"
+    raise UserError(f"Unknown directions {text!r}. Use {known}.")

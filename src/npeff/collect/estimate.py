@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,16 @@ def estimate_collection(config: CollectConfig) -> Estimate:
     prepared.collector.answer_model.check_tree(max(prompts, key=len))
     cost = estimate(prepared, prompts)
     if rank() == 0:
-        _print(cost, prepared, prompts)
+        run = Path(config.run).absolute()
+        free = shutil.disk_usage(next(folder for folder in (run, *run.parents) if folder.exists())).free
+        enough = "" if free > cost.disk else "  NOT ENOUGH"
+        ranks = "1 rank" if world_size() == 1 else f"{world_size()} ranks"
+        print(
+            f"{len(prompts)} examples of {sum(map(len, prompts)) / len(prompts):.0f} tokens on average\n"
+            f"time    {duration(cost.seconds)} ({cost.seconds_per_example:.3g} s an example on {ranks})\n"
+            f"disk    {amount(cost.disk)} of {amount(free)} free{enough}\n"
+            f"memory  {amount(cost.memory)} at the peak, however many examples"
+        )
     return cost
 
 
@@ -64,14 +73,13 @@ def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
     batches = list(collector.batches(prompts, config.batch_tokens))
     # the first batch pays for set-up, so its time does not count; it is the longest, so it shows the peak of memory
     collector.collect([prompts[i] for i in batches[0]], batches[0])
-    extra = collector.answer_model.extra_tokens
-    chosen = representative([_tokens(prompts, batch, extra) for batch in batches], min(3, -(-len(batches) // 4)))
+    tokens = np.array([len(prompt) + collector.answer_model.extra_tokens for prompt in prompts])
+    chosen = representative([int(tokens[batch].sum()) for batch in batches], min(3, -(-len(batches) // 4)))
     sample = [i for index in chosen for i in batches[index]]
     begin = time.perf_counter()
     tensors = collect_prompts(prepared, [prompts[i] for i in sample], sample, storage=getattr(torch, config.storage))
     seconds = time.perf_counter() - begin
-    everything, measured = _tokens(prompts, range(len(prompts)), extra), _tokens(prompts, sample, extra)
-    total = seconds * everything / measured / world_size()
+    total = float(seconds * tokens.sum() / tokens[sample].sum()) / world_size()
     each = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) / len(sample)
     memory = peak_memory(prepared.model.device)
     if prepared.model.device.type != "cuda":
@@ -97,10 +105,6 @@ def representative(tokens: Sequence[int], count: int) -> list[int]:
     return np.unique(np.searchsorted(ends, middles)).tolist()
 
 
-def _tokens(prompts: Sequence[Sequence[int]], chosen: Iterable[int], extra: int) -> int:
-    return sum(len(prompts[i]) + extra for i in chosen)
-
-
 def peak_memory(device: torch.device) -> int:
     """How much memory has been in use at most.
 
@@ -118,18 +122,3 @@ def peak_memory(device: torch.device) -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _print(cost: Estimate, prepared: Prepared, prompts: list[list[int]]) -> None:
-    folder = Path(prepared.config.run).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    enough = "" if free > cost.disk else "  NOT ENOUGH"
-    ranks = "1 rank" if world_size() == 1 else f"{world_size()} ranks"
-    print(
-        f"{len(prompts)} examples of {sum(map(len, prompts)) / len(prompts):.0f} tokens on average\n"
-        f"time    {duration(cost.seconds)} ({cost.seconds_per_example:.3g} s an example on {ranks})\n"
-        f"disk    {amount(cost.disk)} of {amount(free)} free{enough}\n"
-        f"memory  {amount(cost.memory)} at the peak, however many examples"
-    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import Any
 
 from npeff.collect.config import CollectConfig
@@ -11,13 +12,15 @@ from npeff.store.schema import AskedTask
 from npeff.tasks.task import Task
 from npeff.utils.configs import to_dict
 
+Values = dict[str, Any]
+"""A config or an identity, as nested JSON values."""
 _HOW = ("run", "batch_tokens", "share_prompt", "dry_run", "fisher", "gradient", "activation")
 """Options that say where and how fast to collect, or are summed up in `collected`."""
 PLACES = ("data.data", "model.model", "model.revision")
 """Entries that say where data and model lie. They may have moved: hashes tell whether they are the same."""
 
 
-def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: str) -> dict[str, Any]:
+def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: str) -> Values:
     """All that decides about the values of a collection, wherever and however fast it runs.
 
     Args:
@@ -40,14 +43,16 @@ def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: s
     }
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> list[str]:
-    """Differing entries of two nested dictionaries, for people to read, except those that `but` names (as "a.b")."""
-    return [f"{name} was {brief(before)} and is now {brief(now)}" for name, before, now in changes(old, new, but)]
+def differences(old: Values, new: Values, but: Collection[str] = ()) -> str:
+    """The first differing entries of two nested dictionaries, for people to read; empty if there are none.
+
+    Entries that `but` names (as "a.b") do not count.
+    """
+    some = islice(changes(old, new, but), 5)
+    return "; ".join(f"{name} was {brief(before)} and is now {brief(now)}" for name, before, now in some)
 
 
-def changes(
-    old: dict[str, Any], new: dict[str, Any], but: Collection[str] = (), prefix: str = ""
-) -> list[tuple[str, Any, Any]]:
+def changes(old: Values, new: Values, but: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Differing entries of two nested dictionaries.
 
     Args:
@@ -56,19 +61,15 @@ def changes(
         but: Entries to pass over, as "a.b".
         prefix: Where the dictionaries lie in larger ones, as "a.".
 
-    Returns:
+    Yields:
         (name, old value, new value) of each.
     """
-    different: list[tuple[str, Any, Any]] = []
     for name in sorted({*old, *new}):
         before, now, whole = old.get(name), new.get(name), prefix + name
-        if whole in but:
-            continue
-        if isinstance(before, dict) and isinstance(now, dict):
-            different += changes(before, now, but, f"{whole}.")
-        elif before != now:
-            different.append((whole, before, now))
-    return different
+        if isinstance(before, dict) and isinstance(now, dict) and whole not in but:
+            yield from changes(before, now, but, f"{whole}.")
+        elif before != now and whole not in but:
+            yield whole, before, now
 
 
 def brief(value: Any) -> str:

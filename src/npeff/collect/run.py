@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from npeff.collect.identity import PLACES, differences, identity_of
 from npeff.collect.session import Prepared, answer_texts, collect_prompts, prepare_with_prompts
 from npeff.collect.summary import summary
 from npeff.store.examples import inputs_hash
-from npeff.store.rows import Shard, read_tensors
+from npeff.store.rows import Shard
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask, Manifest
 from npeff.tasks.data import Dataset
@@ -78,12 +79,10 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
     run = Run.open_unfinished(path)
     changed = differences(run.manifest.identity, identity, but=PLACES)
     if not changed and run.manifest.inputs_sha256 != inputs_hash(dataset.table):
-        changed = ["the data themselves have changed"]
+        changed = "the data themselves have changed"
     if changed:
-        raise UserError(
-            f"{path} was collected with another config: {'; '.join(changed[:5])}. "
-            f"Use the same one to continue it, or another directory."
-        )
+        hint = "Use the same one to continue it, or another directory."
+        raise UserError(f"{path} was collected with another config: {changed}. {hint}")
     if run.manifest.examples != len(dataset.table):
         raise UserError(f"{path / 'manifest.json'} is damaged: its number of examples is not that of the data.")
     run.clean_up()
@@ -93,8 +92,7 @@ def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
 
 
 def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) -> Manifest:
-    import transformers
-
+    packages = {name: metadata.version(name) for name in ("torch", "transformers", "numpy")}
     return Manifest(
         npeff=__version__,
         command="collect",
@@ -104,12 +102,7 @@ def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) ->
         task=AskedTask(**identity["task"]),
         parameters=prepared.selection.size,
         dropped=list(dataset.dropped),
-        versions={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": np.__version__,
-        },
+        versions={"python": platform.python_version(), **packages},
     )
 
 
@@ -128,25 +121,19 @@ def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shard
     mine = shards[distributed.rank() :: distributed.world_size()]
     total = sum(shard.stop - shard.start for shard in mine)
     where = f" (rank 0 of {distributed.world_size()})" if distributed.world_size() > 1 else ""
+    storage = getattr(torch, prepared.config.storage)
     with progress(total=total, unit="ex", desc=f"Collecting{where}", active=distributed.rank() == 0) as bar:
         try:
             for shard in mine:
-                run.write_shard(shard, _collect_shard(prepared, prompts, shard, bar))
+                examples = list(range(shard.start, shard.stop))
+                tensors = collect_prompts(prepared, prompts[shard.start : shard.stop], examples, bar, storage)
+                aside = ", ".join(str(shard.start + i) for i in tensors["set_aside"].nonzero().flatten().tolist())
+                if aside:
+                    tqdm.write(f"Set aside, because a value was not finite: example {aside}.")
+                run.write_shard(shard, tensors)
         except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"Out of memory with batches of {prepared.config.batch_tokens} tokens. Run the same command with a "
-                f"smaller --batch-tokens; finished shards are kept."
-            ) from error
-
-
-def _collect_shard(prepared: Prepared, prompts: list[list[int]], shard: Shard, bar: Any) -> dict[str, torch.Tensor]:
-    """All tensors of one shard, in the order of its examples."""
-    examples, storage = list(range(shard.start, shard.stop)), getattr(torch, prepared.config.storage)
-    tensors = collect_prompts(prepared, prompts[shard.start : shard.stop], examples, bar, storage)
-    aside = [shard.start + i for i in tensors["set_aside"].nonzero().flatten().tolist()]
-    if aside:
-        tqdm.write(f"Set aside, because a value was not finite: example {', '.join(map(str, aside))}.")
-    return tensors
+            hint = "Run the same command with a smaller --batch-tokens; finished shards are kept."
+            raise UserError(f"Out of memory with batches of {prepared.config.batch_tokens} tokens. {hint}") from error
 
 
 def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
@@ -162,14 +149,12 @@ def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
     """
     names = ["prediction", "probability", "set_aside"]
     names += ["rank", "pef_norm", "kept"] if prepared.config.fisher else []
-    shards = [read_tensors(run.whole_shard(shard), names) for shard in run.shards]
-    columns = {name: torch.cat([shard[name] for shard in shards]).numpy() for name in names}
+    columns = {name: run.tensor(name).numpy() for name in names}
     aside = columns.pop("set_aside").astype(bool)
     if not prepared.config.fisher:
         columns["rank"] = (~aside).astype(np.int32)
-    for name, values in columns.items():
+    reason = pa.array(["a value was not finite" if flag else None for flag in aside], pa.string())
+    texts = pa.array(answer_texts(prepared, columns["prediction"]), pa.string())
+    for name, values in {**columns, "set_aside": reason, "prediction_text": texts}.items():
         table = table.append_column(name, pa.array(values))
-    reason = ["a value was not finite" if flag else None for flag in aside]
-    return table.append_column("set_aside", pa.array(reason, pa.string())).append_column(
-        "prediction_text", pa.array(answer_texts(prepared, columns["prediction"]), pa.string())
-    )
+    return table

@@ -83,15 +83,12 @@ def prepare_run(run: Run, device: str | None = None, model: LoadedModel | None =
     prepared = prepare(config, model=model)
     recorded = run.manifest.identity
     now = identity_of(config, prepared.task, prepared.model, run.manifest.task.prefix)
-    if now["model_sha256"] != recorded.get("model_sha256"):
-        raise UserError(f"Model {config.model.model!r} is no longer the one that {run.path} was collected with.")
-    if now["task"] != recorded.get("task"):
-        raise UserError(f"Task {config.data.task!r} is no longer the one that {run.path} was collected with.")
+    for entry, what in (("model_sha256", f"Model {config.model.model!r}"), ("task", f"Task {config.data.task!r}")):
+        if now[entry] != recorded.get(entry):
+            raise UserError(f"{what} is no longer the one that {run.path} was collected with.")
     changed = differences(recorded, now, but=(*PLACES, "data"))  # the data are read from the run itself
     if changed:
-        raise UserError(
-            f"The config in {run.path / 'manifest.json'} was changed: {'; '.join(changed[:5])}. Change it back."
-        )
+        raise UserError(f"The config in {run.path / 'manifest.json'} was changed: {changed}. Change it back.")
     return prepared
 
 
@@ -131,16 +128,15 @@ def fitting_prompts(prepared: Prepared, dataset: Dataset) -> tuple[Dataset, list
     prompts, misfits = _tokens(prepared, dataset)
     if not misfits:
         return dataset, prompts
+    first = next(iter(misfits.values()))
     if prepared.config.data.on_bad_example == "error":
-        raise UserError(f"{_misfit(prepared, dataset, prompts, misfits[0])} (--on-bad-example drop leaves it out.)")
+        raise UserError(f"{first} (--on-bad-example drop leaves it out.)")
     if len(misfits) == len(prompts):
-        raise UserError(f"No prompt fits the model. {_misfit(prepared, dataset, prompts, 0)}")
-    bad = set(misfits)
-    kept = [row for row in range(len(prompts)) if row not in bad]
-    rows = ", ".join(str(dataset.table["source_row"][row].as_py()) for row in misfits[:5])
-    note = (
-        f"{len(misfits)} examples with more than {_room(prepared)} tokens (row {rows}{', ...' if misfits[5:] else ''})"
-    )
+        raise UserError(f"No prompt fits the model. {first}")
+    kept = [row for row in range(len(prompts)) if row not in misfits]
+    rows = ", ".join(map(str, dataset.table["source_row"].take(list(misfits)[:5]).to_pylist()))
+    more = ", ..." if len(misfits) > 5 else ""
+    note = f"{len(misfits)} examples with more than {_room(prepared)} tokens (row {rows}{more})"
     fitting = dataclasses.replace(dataset, table=dataset.table.take(kept), dropped=(*dataset.dropped, note))
     return fitting, [prompts[row] for row in kept]
 
@@ -148,8 +144,8 @@ def fitting_prompts(prepared: Prepared, dataset: Dataset) -> tuple[Dataset, list
 def tokenize(prepared: Prepared, dataset: Dataset) -> list[list[int]]:
     """Token ids of every prompt; one that does not fit the model is an error that names the example."""
     prompts, misfits = _tokens(prepared, dataset)
-    if misfits:
-        raise UserError(_misfit(prepared, dataset, prompts, misfits[0]))
+    for message in misfits.values():
+        raise UserError(message)
     return prompts
 
 
@@ -172,8 +168,12 @@ def read_prompts(run: Run, prepared: Prepared) -> list[list[int]]:
     return tokenize(prepared, Dataset(inputs, run.manifest.task.prefix))
 
 
-def _tokens(prepared: Prepared, dataset: Dataset) -> tuple[list[list[int]], list[int]]:
-    """Token ids of every prompt, and the numbers of those that do not fit the model."""
+def _room(prepared: Prepared) -> int:
+    return prepared.model.context - prepared.answers.longest
+
+
+def _tokens(prepared: Prepared, dataset: Dataset) -> tuple[list[list[int]], dict[int, str]]:
+    """Token ids of every prompt; and for each prompt that does not fit the model, by its number, a message."""
     prompts: list[list[int]] = []
     same: dict[int, int] = {}  # one object for a token, however often it occurs: a quarter of the memory
     for start in range(0, len(dataset.table), TEXTS_AT_ONCE):
@@ -181,19 +181,12 @@ def _tokens(prepared: Prepared, dataset: Dataset) -> tuple[list[list[int]], list
         for ids in encode_all(prepared.model.tokenizer, part.prompts(prepared.task)):
             prompts.append([same.setdefault(token, token) for token in ids])
     room = _room(prepared)
-    return prompts, [row for row, ids in enumerate(prompts) if not 0 < len(ids) <= room]
-
-
-def _room(prepared: Prepared) -> int:
-    return prepared.model.context - prepared.answers.longest
-
-
-def _misfit(prepared: Prepared, dataset: Dataset, prompts: list[list[int]], row: int) -> str:
-    source = dataset.table["source_row"][row].as_py()
-    return (
-        f"The prompt of example {row} (row {source} of the data) has {len(prompts[row])} tokens, but the model takes "
-        f"1 to {_room(prepared)}. Shorten or remove it, or choose a model with a longer context."
-    )
+    return prompts, {
+        row: f"The prompt of example {row} (row {dataset.table['source_row'][row]} of the data) has {len(ids)} tokens, "
+        f"but the model takes 1 to {room}. Shorten or remove it, or choose a model with a longer context."
+        for row, ids in enumerate(prompts)
+        if not 0 < len(ids) <= room
+    }
 
 
 def answer_texts(prepared: Prepared, predictions: Iterable[int]) -> list[str]:
@@ -229,14 +222,12 @@ def collect_prompts(
         part = prepared.collector.collect([prompts[i] for i in batch], [examples[i] for i in batch])
         part |= {name: part[name].to(storage) for name in ("rows", "gradient") if name in part}
         if "rows" in part:
-            used = torch.arange(part["rows"].shape[1]) < part["rank"][:, None]
-            row_lists += [rows[mask] for rows, mask in zip(part.pop("rows"), used, strict=True)]
+            row_lists += [rows[:rank].clone() for rows, rank in zip(part.pop("rows"), part["rank"], strict=True)]
         parts.append(part)
         order += batch
         if bar is not None:
             bar.update(len(batch))
-    back = torch.empty(len(order), dtype=torch.int64)
-    back[torch.tensor(order)] = torch.arange(len(order))
+    back = torch.tensor(order).argsort()
     collected = {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
     if row_lists:
         collected["rows"] = torch.cat([row_lists[i] for i in back.tolist()])

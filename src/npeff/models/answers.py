@@ -51,12 +51,8 @@ class TokenTree:
         paths = (tuple((nodes[before], token) for before, token in path) for path in steps)
         return TokenTree(tuple(tokens), tuple(parents), tuple(paths))
 
-    def depths(self) -> list[int]:
-        """Distance of each node but node 0 from the end of the prompt."""
-        return [int(depth) for depth in self.ancestors().sum(1)]
-
     def ancestors(self) -> torch.Tensor:
-        """[nodes, nodes] without node 0: whether a node may look at another, itself included."""
+        """[nodes, nodes] without node 0: whether a node may look at another, itself included; so sums are depths."""
         seen = torch.eye(len(self.tokens), dtype=torch.bool)
         for node, parent in enumerate(self.parents):
             if parent:
@@ -151,14 +147,12 @@ class AnswerModel:
             UserError: Suffixes cannot share a prompt in this model.
         """
         self.model, self.answers = model, answers
-        self.tree = TokenTree.build(answers.tokens) if answers.kind == "suffixes" else None
-        self._separate = self.tree is not None and not share_prompt
+        self._separate = answers.kind == "suffixes" and not share_prompt
+        self.tree = TokenTree.build(answers.tokens) if answers.kind == "suffixes" and share_prompt else None
         accepted = inspect.signature(model.network.forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
-        if self.tree is not None and share_prompt and "position_ids" not in accepted:
-            raise UserError(
-                "This model takes no position ids, so suffixes cannot share a prompt. Use --no-share-prompt."
-            )
+        if self.tree and "position_ids" not in accepted:
+            raise UserError("Suffixes cannot share a prompt: the model takes no position ids. Use --no-share-prompt.")
 
     @property
     def count(self) -> int:
@@ -169,7 +163,7 @@ class AnswerModel:
     @property
     def extra_tokens(self) -> int:
         """Tokens that an example needs beside its prompt."""
-        return 0 if self.tree is None or self._separate else len(self.tree.tokens)
+        return len(self.tree.tokens) if self.tree else 0
 
     def check_tree(self, prompt: Sequence[int]) -> None:
         """Compare a few suffixes behind a shared prompt with the same ones alone.
@@ -183,7 +177,7 @@ class AnswerModel:
         Raises:
             UserError: The log-probabilities differ by more than rounding.
         """
-        if self.tree is None or self._separate:
+        if self.tree is None:
             return
         tokens = self.answers.tokens
         order = sorted(range(len(tokens)), key=lambda i: -len(tokens[i]))
@@ -248,13 +242,14 @@ class AnswerModel:
         """All suffixes behind one run of the prompt: a node sees the prompt, its ancestors and itself."""
         batch, width = ids.shape
         device, whole = ids.device, width + len(tree.tokens)
-        tokens, depths = torch.tensor([tree.tokens, tree.depths()], dtype=torch.int64, device=device)
+        tokens = torch.tensor(tree.tokens, dtype=torch.int64, device=device)
+        ancestors = tree.ancestors().to(device)
         ids = torch.cat([ids, tokens.expand(batch, -1)], 1)
         order = torch.arange(whole, device=device).expand(batch, -1)
-        positions = torch.cat([order[:, :width], ends[:, None] + depths], 1)
+        positions = torch.cat([order[:, :width], ends[:, None] + ancestors.sum(1)], 1)
 
         seen = torch.ones(whole, whole, dtype=torch.bool, device=device).tril()
-        seen[width:, width:] = tree.ancestors().to(device)
+        seen[width:, width:] = ancestors
         itself = torch.eye(whole, dtype=torch.bool, device=device)  # so does padding: no row is empty
         seen = seen & F.pad(mask, (0, len(tokens)), value=True)[:, None, :] | itself
         dtype = next(self.model.network.parameters()).dtype

@@ -67,7 +67,5 @@ def confirm_trust(config: ModelConfig, source: Path) -> None:
         UserError: The file asks for the model's own code, and the user has not allowed it for this model.
     """
     if config.trust_remote_code and os.environ.get(TRUST) != config.model:
-        raise UserError(
-            f"{source} asks to run Python code that comes with the model {config.model!r}. "
-            f"If you trust its author, set {TRUST}={config.model} and run the command again."
-        )
+        hint = f"If you trust its author, set {TRUST}={config.model} and run the command again."
+        raise UserError(f"{source} asks to run Python code that comes with the model {config.model!r}. {hint}")

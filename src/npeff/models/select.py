@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,10 +119,8 @@ def select_parameters(network: nn.Module, include: Sequence[str] = (), exclude: 
     matches = {pattern: set(fnmatch.filter(parameters, pattern)) for pattern in (*include, *exclude)}
     for pattern, names in matches.items():
         if not names:
-            raise UserError(
-                f"Pattern {pattern!r} matches no parameter. Names look like: {', '.join(parameters[:3])}. "
-                "`npeff params MODEL` lists them."
-            )
+            hint = f"Names look like: {', '.join(parameters[:3])}. `npeff params MODEL` lists them."
+            raise UserError(f"Pattern {pattern!r} matches no parameter. {hint}")
     chosen = set[str]().union(*(matches[pattern] for pattern in include)) if include else _default_parameters(network)
     chosen = chosen.difference(*(matches[pattern] for pattern in exclude))
     kinds_of: dict[str, set[str]] = defaultdict(set)
@@ -135,11 +134,9 @@ def select_parameters(network: nn.Module, include: Sequence[str] = (), exclude: 
         else:
             refused += [f"{owner}.{kind} ({type(module).__name__})" for kind in sorted(kinds)]
     if refused:
-        raise UserError(
-            f"Cannot take per-example gradients of {len(refused)} parameters: {', '.join(refused[:6])}"
-            f"{', …' if len(refused) > 6 else ''}. Leave them out with --exclude "
-            f"{' '.join(sorted({_pattern(name) for name in refused})[:6])}"
-        )
+        some = ", ".join(refused[:6]) + (", …" if len(refused) > 6 else "")
+        hint = f"Leave them out with --exclude {' '.join(sorted({_pattern(name) for name in refused})[:6])}"
+        raise UserError(f"Cannot take per-example gradients of {len(refused)} parameters: {some}. {hint}")
     if not captured:
         raise UserError("No parameters are selected. Change --include or --exclude; `npeff params MODEL` lists them.")
     return Selection(tuple(captured), tuple(name for name in parameters if name not in chosen))
@@ -151,16 +148,19 @@ def _pattern(refused: str) -> str:
     return "'" + ".".join("*" if part.isdigit() else part for part in name.split(".")) + "'"
 
 
+_EXCLUDED = re.compile("norm|embedding", re.IGNORECASE)
+"""In the names of classes whose parameters are not selected by default."""
+
+
 def _default_parameters(network: Any) -> set[str]:
     """The paper's choice: no embeddings, no norms; and no head, which is tied to the embedding in its models."""
     heads = {network.get_input_embeddings(), network.get_output_embeddings()}
-    names = set()
-    for owner, module in network.named_modules():
-        kind = type(module).__name__.lower()
-        if isinstance(module, nn.Embedding) or module in heads or "norm" in kind or "embedding" in kind:
-            continue
-        names |= {f"{owner}.{name}" if owner else name for name, _ in module.named_parameters(recurse=False)}
-    return names
+    return {
+        name
+        for owner, module in network.named_modules()
+        if not (isinstance(module, nn.Embedding) or module in heads or _EXCLUDED.search(type(module).__name__))
+        for name, _ in module.named_parameters(prefix=owner, recurse=False)
+    }
 
 
 def blocks(network: nn.Module) -> nn.ModuleList:

@@ -73,7 +73,7 @@ class Predictor(AnswerModel):
         self._budget = batch_tokens or prepared.config.batch_tokens
         # suffixes bring an attention mask of their own, so they are read behind the whole context every time
         accepted = inspect.signature(prepared.model.network.forward).parameters
-        self.shares = self.tree is None and "past_key_values" in accepted
+        self.shares = self.answers.kind != "suffixes" and "past_key_values" in accepted
         self._checked = False
         self._past: Any = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -78,9 +79,7 @@ def load_dataset(task: Task, config: DataConfig) -> Dataset:
     prefix, table = _few_shot(task, config, table, dropped)
     if config.shuffle_seed is not None:
         table = table.take(_shuffled(len(table), config.shuffle_seed))
-    if config.limit is not None:
-        table = table.slice(0, min(config.limit, len(table)))
-    return Dataset(table.combine_chunks(), prefix, tuple(dropped), tuple(notes))
+    return Dataset(table[: config.limit].combine_chunks(), prefix, tuple(dropped), tuple(notes))
 
 
 def _open(task: Task, config: DataConfig) -> Source:
@@ -105,10 +104,9 @@ class _Reader:
             self._required((name,), f" The prompt names it as {{{name}}}.")
         self._label_columns = (config.label_column,) if config.label_column else task.label_columns
         self._label_column = next((name for name in self._label_columns if name in source.columns), None)
-        others = () if self._label_column or not task.labels else source.plain_columns
-        self._undeclared: dict[str, set[int | None]] = {
-            name: set() for name in others if name not in (self._text_column, *task.fields)
-        }
+        others = set() if self._label_column or not task.labels else {*source.plain_columns}
+        others -= {self._text_column, *task.fields}
+        self._undeclared: dict[str, set[int | None]] = {name: set() for name in source.columns if name in others}
         self._bad = 0
         self._shown: list[str] = []
 
@@ -138,11 +136,10 @@ class _Reader:
             why = f"Every value of its column {self._label_column!r} is empty or -1."
         else:
             likely = [name for name, labels in self._undeclared.items() if len(labels - {None}) > 1]
-            why = f"It has no column {' or '.join(map(repr, self._label_columns)) or 'for them'}" + (
-                f", but the values of {likely[0]!r} are labels of this task." if likely else "."
-            )
+            but = f", but the values of {likely[0]!r} are labels of this task" if likely else ""
             name = likely[0] if likely else "NAME"
-            why += f" Use --label-column {name}, or label_columns: [{name}] in the task file."
+            hint = f"Use --label-column {name}, or label_columns: [{name}] in the task file."
+            why = f"It has no column {' or '.join(map(repr, self._label_columns)) or 'for them'}{but}. {hint}"
         return [f"{self._source.name} has no labels that this task knows of, so there is no accuracy. {why}"]
 
     def _required(self, names: Sequence[str], hint: str) -> str:
@@ -252,9 +249,9 @@ class Labels:
         self._numbers = task.label_numbers and not any(_NUMBER.fullmatch(label) for label in task.labels)
         self._exact = {label: index for index, label in enumerate(task.labels)}
         self._exact |= {key: self._exact[label] for key, label in task.label_map.items()}
-        self._loose: dict[str, set[int]] = {}
+        self._loose: dict[str, set[int]] = defaultdict(set)
         for text, index in self._exact.items():
-            self._loose.setdefault(_loose(text), set()).add(index)
+            self._loose[_loose(text)].add(index)
 
     def read(self, value: Any) -> int | None:
         """Find the answer that a label in the data names.
@@ -268,18 +265,15 @@ class Labels:
         Raises:
             ValueError: It names no answer, or may mean several; the message says so.
         """
-        text = scalar_text(value)
+        text, labels = scalar_text(value), self._task.labels
         if text is None or not text.strip():
             return None
-        if text in self._exact:
-            return self._exact[text]
-        labels = self._task.labels
-        meanings = self._loose.get(_loose(text), set())
-        if len(meanings) > 1:
+        meanings = {self._exact[text]} if text in self._exact else self._loose.get(_loose(text), set())
+        if len(meanings) == 1:
+            return min(meanings)
+        if meanings:
             both = " and ".join(repr(labels[index]) for index in sorted(meanings))
             raise ValueError(f"the label {cut(text, 60)!r} may mean {both}; write it exactly, or use label_map")
-        if meanings:
-            return min(meanings)
         number = _NUMBER.fullmatch(text.strip())
         if number and int(number[1]) == -1:  # how GLUE marks a test set whose labels are not public
             return None
@@ -287,9 +281,8 @@ class Labels:
             return int(number[1])
         known = ", ".join(labels[:10]) + (f", ... ({len(labels)} in all)" if len(labels) > 10 else "")
         why = " (this task's labels are not numbered)" if number and not self._numbers else ""
-        raise ValueError(
-            f"unknown label {cut(text, 60)!r}{why}; known are {known}. Map others with label_map in a task file"
-        )
+        hint = "Map others with label_map in a task file"
+        raise ValueError(f"unknown label {cut(text, 60)!r}{why}; known are {known}. {hint}")
 
 
 def scalar_text(value: Any) -> str | None:

@@ -59,10 +59,8 @@ def load_hub_data(name: str, config: str | None, split: str | None) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(
-            f"{name!r} is not a local file, and reading it from the Hub needs the package datasets: "
-            "pip install 'npeff[hub]'."
-        ) from error
+        needed = "reading it from the Hub needs the package datasets: pip install 'npeff[hub]'"
+        raise UserError(f"{name!r} is not a local file, and {needed}.") from error
     with hub_or_cache() as unreachable:
         try:
             data = datasets.load_dataset(name, config, split=split)

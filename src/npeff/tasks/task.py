@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import string
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -27,11 +28,9 @@ LARGEST = 1_000_000
 """Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""
 
 Answers = Literal["tokens", "suffixes", "vocabulary"]
-_TEXTS = (tuple, "a list of texts")
+_TEXTS = ("labels", "text_columns", "label_columns")
 _KINDS: dict[str, tuple[type, str]] = {
-    "labels": _TEXTS,
-    "text_columns": _TEXTS,
-    "label_columns": _TEXTS,
+    **dict.fromkeys(_TEXTS, (tuple, "a list of texts")),
     "few_shot": (tuple, "a list of mappings with text and label"),
     "label_map": (dict, "a mapping from labels in the data to answer texts"),
     "label_numbers": (bool, "true or false"),
@@ -73,8 +72,9 @@ class Task:
             if isinstance(getattr(self, name), list):  # YAML has no tuples, and in Python a list is as clear
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         try:
-            _check(self)
-        except ValueError as error:
+            for mistake in _mistakes(self):
+                raise ValueError(mistake)
+        except ValueError as error:  # from `_template`, too
             name = self.name if isinstance(self.name, str) else "?"
             raise UserError(f"Task {name!r}: {error}") from error
 
@@ -90,10 +90,8 @@ class Task:
 
     def render(self, text: str, fields: Mapping[str, str] = {}) -> str:
         """The prompt for one example, up to where the answer begins."""
-        return "".join(
-            literal + ("" if name is None else text if name == "text" else fields[name])
-            for literal, name in _template(self.prompt)
-        )
+        values = {**fields, "text": text, "": ""}
+        return "".join(literal + values[name] for literal, name in _template(self.prompt))
 
     def render_worked(self, text: str, answer: str, fields: Mapping[str, str] = {}) -> str:
         """One worked example of a few-shot prefix: the prompt, its answer, a blank line."""
@@ -121,17 +119,15 @@ def load_task(name_or_path: str) -> Task:
         content = path.read_bytes()
         if len(content) > LARGEST:
             raise UserError(f"{name_or_path} has {len(content)} bytes; a task file has at most {LARGEST}.")
-    except (OSError, ValueError) as error:
-        if path.suffix.lower() in (".yaml", ".yml") and not isinstance(error, FileNotFoundError):
-            raise UserError(f"Cannot read the task file {name_or_path!r}: {error}.") from error
-        raise UserError(
-            f"Unknown task {name_or_path!r}: neither a built-in task ({', '.join(BUILTIN)}) "
-            f"nor a YAML file that exists.{did_you_mean(name_or_path.lower(), BUILTIN)}"
-        ) from error
-    try:
         task = task_from_yaml(content.decode("utf-8-sig"), path.stem, name_or_path)
     except UnicodeDecodeError as error:
         raise UserError(f"{name_or_path}: byte {error.start} is not UTF-8. Save the task file as UTF-8.") from error
+    except (OSError, ValueError) as error:
+        if path.suffix.lower() in (".yaml", ".yml") and not isinstance(error, FileNotFoundError):
+            raise UserError(f"Cannot read the task file {name_or_path!r}: {error}.") from error
+        why = f"neither a built-in task ({', '.join(BUILTIN)}) nor a YAML file that exists"
+        hint = did_you_mean(name_or_path.lower(), BUILTIN)
+        raise UserError(f"Unknown task {name_or_path!r}: {why}.{hint}") from error
     beside = path.parent / (task.data or "")
     # unlike Path.is_file, false for a name too long or with a NUL in it
     return dataclasses.replace(task, data=str(beside)) if os.path.isfile(beside) else task  # noqa: PTH113
@@ -193,73 +189,68 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_COLUMN = re.compile(r"(?!\s)[^.\[\]{}]+(?<!\s)")
+"""What may stand in the braces of a prompt."""
+
+
 @lru_cache(maxsize=256)
-def _template(prompt: str) -> tuple[tuple[str, str | None], ...]:
-    """A prompt as (literal text, name of the column that follows or None) pairs."""
-    parts: list[tuple[str, str | None]] = []
+def _template(prompt: str) -> tuple[tuple[str, str], ...]:
+    """A prompt as (literal text, name of the column that follows) pairs; the name is empty where none follows."""
+    parts: list[tuple[str, str]] = []
     try:
         for literal, name, spec, conversion in string.Formatter().parse(prompt):
-            if name is not None and (
-                not name or name != name.strip() or set(name) & set(".[]{}") or spec or conversion
-            ):
+            if spec or conversion or (name is not None and not _COLUMN.fullmatch(name)):
                 raise ValueError(f"{{{name}{'!' + conversion if conversion else ''}{':' + spec if spec else ''}}}")
-            parts.append((literal, name))
+            parts.append((literal, name or ""))
     except ValueError as error:
-        raise ValueError(
-            f"the prompt is not a valid template ({error}); write {{text}} or {{column}}, and a literal brace twice."
-        ) from error
+        hint = "write {text} or {column}, and a literal brace twice."
+        raise ValueError(f"the prompt is not a valid template ({error}); {hint}") from error
     return tuple(parts)
 
 
-def _check(task: Task) -> None:
-    """Raise ValueError with what is wrong with `task` and what to write instead."""
-    _check_types(task)
+def _mistakes(task: Task) -> Iterator[str]:
+    """What is wrong with `task`, and what to write instead. Each check counts on those before it."""
+    yield from _wrong_types(task)
     if "text" not in (name for _, name in _template(task.prompt)):
-        raise ValueError("the prompt has no {text}; that is where the example's text goes.")
+        yield "the prompt has no {text}; that is where the example's text goes."
     if task.prompt != task.prompt.rstrip():
-        raise ValueError(
-            "the prompt ends with white space, but answers are scored with a leading space of their own. "
-            "Remove it (in YAML, a block starts with |- instead of |)."
-        )
+        yield "the prompt ends with white space, but answers bring their own. Remove it (a YAML block starts with |-)."
     if task.answers not in get_args(Answers):
-        raise ValueError(f"answers is {task.answers!r}; it should be one of {', '.join(get_args(Answers))}.")
-    if task.answers == "vocabulary":
-        if task.labels or task.label_map:
-            raise ValueError("answers: vocabulary takes every next token as an answer; leave out labels and label_map.")
-    elif len(task.labels) < 2:
+        yield f"answers is {task.answers!r}; it should be one of {', '.join(get_args(Answers))}."
+    if task.answers == "vocabulary" and (task.labels or task.label_map):
+        yield "answers: vocabulary takes every next token as an answer; leave out labels and label_map."
+    if task.answers != "vocabulary" and len(task.labels) < 2:
         count = "only one label" if task.labels else "no labels"
-        raise ValueError(f"{count}; a model needs at least two answers to choose between (or answers: vocabulary).")
+        yield f"{count}; a model needs at least two answers to choose between (or answers: vocabulary)."
     if not task.text_columns:
-        raise ValueError("text_columns is empty; name the column with the text.")
+        yield "text_columns is empty; name the column with the text."
     for label in task.labels:
         if not label.strip() or label != label.strip():
-            raise ValueError(f"label {label!r} is empty or has space around it; the leading space is added for you.")
+            yield f"label {label!r} is empty or has space around it; the leading space is added for you."
         if task.labels.count(label) > 1:
-            raise ValueError(f"label {label!r} is given twice.")
+            yield f"label {label!r} is given twice."
     for key, label in task.label_map.items():
         if label not in task.labels:
-            raise ValueError(f"label_map gives {label!r} for {key!r}, which is not one of the labels.")
+            yield f"label_map gives {label!r} for {key!r}, which is not one of the labels."
+    wanted = {"text", "label", *task.fields}
     for number, example in enumerate(task.few_shot, 1):
-        wanted = {"text", "label", *task.fields}
         if set(example) != wanted:
-            raise ValueError(f"few_shot example {number} should have {', '.join(sorted(wanted))}, nothing else.")
+            yield f"few_shot example {number} should have {', '.join(sorted(wanted))}, nothing else."
         if task.labels and example["label"] not in task.labels:
-            raise ValueError(f"few_shot example {number} has the label {example['label']!r}, not one of the labels.")
+            yield f"few_shot example {number} has the label {example['label']!r}, not one of the labels."
 
 
-def _check_types(task: Task) -> None:
-    """Every field has the type it declares; YAML reads unquoted yes, no and 1 as something else than text."""
+def _wrong_types(task: Task) -> Iterator[str]:
+    """Fields without the type that they declare; YAML reads unquoted yes, no and 1 as something else than text."""
     for name, (kind, words) in _KINDS.items():
-        value = getattr(task, name)
-        if not isinstance(value, kind) or (
-            name == "few_shot" and not all(isinstance(item, dict) for item in task.few_shot)
-        ):
-            raise ValueError(f"{name} is {value!r}; it should be {words}.")
+        value, mappings = getattr(task, name), task.few_shot if name == "few_shot" else ()
+        if not isinstance(value, kind) or not all(isinstance(item, dict) for item in mappings):
+            yield f"{name} is {value!r}; it should be {words}."
     fields = dataclasses.fields(task)
     texts = [(f.name, v) for f in fields if f.name not in _KINDS and (v := getattr(task, f.name)) is not f.default]
-    texts += [(name, item) for name in _KINDS if _KINDS[name] is _TEXTS for item in getattr(task, name)]
+    texts += [(name, item) for name in _TEXTS for item in getattr(task, name)]
     texts += [("label_map", item) for pair in task.label_map.items() for item in pair]
     texts += [("few_shot", item) for example in task.few_shot for pair in example.items() for item in pair]
-    for name, value in texts:
-        if not is_text(value):
-            raise ValueError(f"{name} has {value!r}, which is not text; put it in quotes.")
+    yield from (
+        f"{name} has {item!r}, which is not text; put it in quotes." for name, item in texts if not is_text(item)
+    )

@@ -108,10 +108,6 @@ class Sketch(abc.ABC):
         for module in self.modules.values():
             yield module, self.rmatvec_module(module, y)
 
-    @abc.abstractmethod
-    def memory(self) -> int:
-        """Bytes that the sketch's own matrices take."""
-
 
 def with_bias(module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
     """The inputs as the columns of the module's matrix see them: x, then a one for the bias."""

@@ -45,8 +45,3 @@ class DenseSketch(Sketch):
         y = y.to(self.device, torch.float32) / math.sqrt(self.dim)
         parts = [(signs @ y).view(stop - start, -1) for start, stop, signs in self._blocks(module)]
         return torch.cat(parts)
-
-    def memory(self) -> int:
-        one_row = max(module.shape[1] for module in self.modules.values()) * self.dim
-        whole = max(module.size for module in self.modules.values()) * self.dim
-        return 4 * max(one_row, min(ROW_BLOCK_ENTRIES, whole))

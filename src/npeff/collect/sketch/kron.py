@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 
 from npeff.collect.config import SketchConfig
 from npeff.collect.sketch.base import Sketch, random_signs
@@ -41,13 +42,11 @@ class KronSketch(Sketch):
         """For each of the p places, which of the side² sums go there, and their signs; unused slots have sign 0."""
         cells = self.side**2
         keys = random_bits(8 * cells, "kron fold", self.config.sketch_seed).view("<u8")
-        order = torch.from_numpy(keys.argsort(kind="stable"))
-        slots = -(-cells // self.dim)
-        places = torch.zeros(slots * self.dim, dtype=torch.int64)
-        signs = torch.zeros(slots * self.dim)
-        places[:cells] = order
-        signs[:cells] = random_signs(cells, "kron fold signs", self.config.sketch_seed).float()
-        return places.view(slots, self.dim).to(self.device), signs.view(slots, self.dim).to(self.device)
+        places = torch.from_numpy(keys.argsort(kind="stable"))
+        signs = random_signs(cells, "kron fold signs", self.config.sketch_seed).float()
+        unused = (0, -cells % self.dim)
+        places, signs = (F.pad(part, unused).view(-1, self.dim).to(self.device) for part in (places, signs))
+        return places, signs
 
     def _matrix(self, module: CapturedModule, side: str, dtype: torch.dtype) -> torch.Tensor:
         """Aᵀ or Bᵀ of a module, copies beside each other: [d, copies · side]."""
@@ -116,7 +115,3 @@ class KronSketch(Sketch):
             y = cells
         left, right = self._by_copy(module, "out"), self._by_copy(module, "in")
         return torch.bmm(left @ y.view(self.side, self.side), right.mT).sum(0)
-
-    def memory(self) -> int:
-        widths = sum(sum(module.shape) for module in self.modules.values())
-        return 4 * widths * self.copies * self.side + 12 * self.side**2

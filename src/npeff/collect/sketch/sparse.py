@@ -73,7 +73,8 @@ class SparseSketch(Sketch):
         self._buffers: dict[str, torch.Tensor] = {}
         self._kept: dict[tuple[str, int], torch.Tensor] = {}
         self._kept_type = torch.int16 if config.dim <= BLOCK_PICKS else torch.int32
-        self._keep = self.kernels is None and self._kept_bytes() <= KEPT_BYTES
+        picks = sum(words.shape[1] for words in self._words.values()) * config.dim
+        self._keep = self.kernels is None and picks * self._kept_type.itemsize <= KEPT_BYTES
 
     def _make_words(self, module: CapturedModule) -> torch.Tensor:
         """int32 [2, regions]: 64 random bits for each region. With 32, some regions of a large model would be alike."""
@@ -151,14 +152,6 @@ class SparseSketch(Sketch):
             part = result[span.start : span.stop].view(span.regions, -1)
             torch.sub(table[:, 1], table[:, 0], out=part).mul_(span.weight)
         return result.view(module.shape)
-
-    def _kept_bytes(self) -> int:
-        regions = sum(words.shape[1] for words in self._words.values())
-        return regions * self.dim * self._kept_type.itemsize
-
-    def memory(self) -> int:
-        words = sum(8 * words.shape[1] for words in self._words.values())
-        return words + 16 * max(BLOCK_PICKS, self.dim) + (self._kept_bytes() if self._keep else 0)
 
 
 def draw_slots(
