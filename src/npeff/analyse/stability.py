@@ -158,18 +158,18 @@ def _split(first: tuple[Level, torch.Tensor], second: tuple[Level, torch.Tensor]
     """Which coarse component each fine one is a split of, and whether splits keep the prediction tuning."""
     (coarse, coarse_coefficients), (fine, fine_coefficients) = first, second
     similarity = matching.coefficient_similarity(coarse_coefficients, fine_coefficients)
-    parent = matching.parents(similarity)
-    kept, splits = matching.preserved(parent, coarse.tuned, fine.tuned)
+    parents = matching.parents(similarity)
+    kept, splits = matching.preserved(parents, coarse.tuned, fine.tuned)
     return Split(
         coarse=coarse.components,
         fine=fine.components,
-        with_splits=len({*parent.tolist()} - {matching.NOBODY}),
+        with_splits=len({*parents} - {matching.NOBODY}),
         tuned_splits=splits,
         preserved=kept,
         share_preserved=kept / splits if splits else None,
         mean_best_similarity=matching.mean_best_similarity(similarity),
-        parent=[None if i == matching.NOBODY else i for i in parent.tolist()],
-        similarity=[round(value, 6) for value in similarity.max(dim=0).values.tolist()],
+        parent=[None if i == matching.NOBODY else i for i in parents],
+        similarity=[round(value, 6) for value in similarity.amax(dim=0).tolist()],
     )
 
 
