@@ -93,13 +93,13 @@ def test_settings_are_those_of_the_paper() -> None:
     setups = load_recipe("tunings").setups
     shared = {"model": "HuggingFaceTB/SmolLM2-360M", "sketch": "sparse", "frozen_rate": 1e-5, "joint_rate": 3e-4}
     assert setups == {
-        "sst2": Setup("sst2", examples=60_000, directions="exact", dim=16_192, components=512, **shared),
-        "yat": Setup("yat", examples=100_000, directions="exact", dim=16_192, components=2048, **shared),
+        "sst2": Setup(task="sst2", examples=60_000, directions="exact", dim=16_192, components=512, **shared),
+        "yat": Setup(task="yat", examples=100_000, directions="exact", dim=16_192, components=2048, **shared),
         "clinc150": Setup(
-            "clinc150", examples=23_700, directions="projection:8", rank=4, dim=16_192, components=512, **shared
+            task="clinc150", examples=23_700, directions="projection:8", rank=4, dim=16_192, components=512, **shared
         ),
         "triviaqa": Setup(
-            "triviaqa", examples=133_838, directions="projection:16", rank=4, dim=8192, components=2048, **shared
+            task="triviaqa", examples=133_838, directions="projection:16", rank=4, dim=8192, components=2048, **shared
         ),
     }
     assert load_recipe("tunings-gpt2").setups["yat"].frozen_rate == 1e-6

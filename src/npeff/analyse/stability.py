@@ -186,21 +186,19 @@ def write(directory: Path, result: Stability) -> str:
     Returns:
         The tables that have rows, and always the one of seeds, in Markdown.
     """
-    (directory / "stability.json").unlink(missing_ok=True)
+    for name in ("stability.json", "seeds.*", "tree.*"):  # what other options have drawn goes
+        for old in directory.glob(name):
+            old.unlink(missing_ok=True)
     remove_partials(directory)
     tables = _tables(result)
     for name, table in tables.items():
         table.write_csv(directory / f"{name}.csv")
     text = report.write_report(directory / "stability", [t for name, t in tables.items() if t.rows or name == "seeds"])
-    seeds, tree = directory / "seeds", directory / "tree"
-    report.remove_figure(seeds)  # of other options
-    report.remove_figure(tree)
-    tree.with_suffix(".md").unlink(missing_ok=True)
     if any(row.pairs for row in result.seeds):
-        report.draw_figure(seeds, _draw_seeds, result)
+        report.draw_figure(directory / "seeds", _draw_seeds, result)
     if result.splits:
-        write_text(tree.with_suffix(".md"), tree_markdown(result))
-        draw_tree(tree, result)
+        write_text(directory / "tree.md", tree_markdown(result))
+        draw_tree(directory / "tree", result)
     write_record(directory / "stability.json", result)
     return text
 
@@ -332,11 +330,9 @@ def tree_markdown(result: Stability) -> str:
     """
     counts = " → ".join(str(level.components) for level in result.levels)
     lines = [
-        f"# Splits, {counts} components",
-        "",
+        f"# Splits, {counts} components\n",
         "Each component stands below the one of the next smaller count with the most similar coefficients (|cos| in "
-        "brackets), with the prediction that its top examples share, if they do, and its first example.",
-        "",
+        "brackets), with the prediction that its top examples share, if they do, and its first example.\n",
     ]
     for root in grow_tree(result):
         for node in root.walk():

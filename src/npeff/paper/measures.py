@@ -25,7 +25,7 @@ from npeff.paper import costs
 from npeff.paper.config import IclConfig
 from npeff.paper.icl import IclTable, icl
 from npeff.paper.recipe import Listing, Measured, Missing, Step, Value, values
-from npeff.paper.runs import TOP, Experiment
+from npeff.paper.runs import FEWEST, TOP, Experiment
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.run import perturb
 from npeff.store.rows import RowSource
@@ -63,8 +63,8 @@ def perturbations(experiment: Experiment, step: Step) -> Iterator[Measured]:
         config = PerturbConfig(
             str(run.path),
             name,
-            count=runs.perturbed(paper, step.options.count, components),
-            random=runs.count(paper, step.options.random, max(1, len(run.table) // 4)),
+            count=runs.scaled(paper, step.options.count, FEWEST, components),
+            random=runs.scaled(paper, step.options.random, FEWEST, len(run.table) // 4, root=True),
             way="lift" if small else "sensing",
             direction="reject",
             threshold=THRESHOLD,
@@ -100,8 +100,8 @@ def in_context(experiment: Experiment, step: Step) -> Iterator[Value]:
     config = IclConfig(
         str(run.path),
         tuple(experiment.name(method) for method in step.methods),
-        sets=runs.count(experiment.paper, IclConfig.sets, IclConfig.sets),
-        scored=runs.count(experiment.paper, IclConfig.scored, max(1, labelled // 2)),
+        sets=runs.scaled(experiment.paper, IclConfig.sets, FEWEST, IclConfig.sets, root=True),
+        scored=runs.scaled(experiment.paper, IclConfig.scored, FEWEST, labelled // 2, root=True),
         device=runs.config.device,
     )
     table = read_record(IclTable, icl(config) / "table.json")
@@ -181,10 +181,10 @@ def stability(experiment: Experiment, step: Step) -> Iterator[Value]:
         Mean and standard deviation by coefficients (W) and by pseudo-Fishers (G).
     """
     similarity = compare_seeds([experiment.varied(seed=seed).fit() for seed in step.options.seeds])
-    by_coefficients = {"W": similarity.coefficients, "W sd": similarity.coefficients_deviation}
-    by_pseudo_fishers = {"G": similarity.pseudo_fishers, "G sd": similarity.pseudo_fishers_deviation}
     seeds = ", ".join(map(str, step.options.seeds))
-    yield from values(by_coefficients | by_pseudo_fishers, {"seed": (seeds, seeds)})
+    for title, kind in (("W", "coefficients"), ("G", "pseudo_fishers")):
+        found = {title: getattr(similarity, kind), f"{title} sd": getattr(similarity, f"{kind}_deviation")}
+        yield from values(found, {"seed": (seeds, seeds)})
 
 
 def splits(experiment: Experiment, step: Step) -> Iterator[Measured]:

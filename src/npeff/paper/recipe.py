@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from npeff.decompose.config import Method
+from npeff.decompose.config import Method, PaperConfig
 from npeff.utils.configs import from_dict, replace
 from npeff.utils.errors import UserError
 
@@ -19,9 +19,9 @@ Number = int | float | None
 Setting = int | float | str | None
 
 
-@dataclass(frozen=True)
-class Setup:
-    """One experiment's settings, as in the paper."""
+@dataclass(frozen=True, kw_only=True)
+class Setup(PaperConfig):
+    """One experiment's settings, as in the paper, with those of its solver."""
 
     task: str
     """Built-in task."""
@@ -39,12 +39,6 @@ class Setup:
     seed: int = 1
     """Seed of the decomposition."""
     solver: Literal["als", "paper"] = "paper"
-    frozen_steps: int = 1000
-    joint_steps: int = 3000
-    frozen_rate: float = 1e-5
-    joint_rate: float = 3e-4
-    tau: float = 0.0
-    """Early stopping; 0 is none."""
     holdout: float = 0.0
     """Share of examples that components are not fitted to."""
 
