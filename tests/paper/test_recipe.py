@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def test_every_recipe_is_well_formed() -> None:
             assert load_task(setup.task).name == setup.task
             SketchConfig(setup.sketch, setup.dim)
         for step in recipe.steps:
-            assert step.do in MEASURES, (name, step.do)
+            inspect.signature(MEASURES[step.do]).bind(None, step, **step.options)
             assert set(step.methods) <= set(METHODS)
         assert {step.setup for step in recipe.steps} == set(recipe.setups), name
         used = [value for row in recipe.numbers.values() for value in row]
@@ -115,7 +116,7 @@ def test_mistakes_in_a_recipe_are_told() -> None:
         ({"colour": "red"}, "Unknown option colour"),
         ({"steps": [{"do": "tunings", "setup": "sst2"}]}, "not there"),
         ({"setups": {"sst2": {"task": "sst2", "size": 3}}}, "Unknown option size"),
-        ({"steps": [{"do": "tunings", "setup": "sst2", "options": {"sizes": [3]}}]}, "Unknown option sizes"),
+        ({"steps": [{"do": "tunings", "setup": "sst2", "sizes": [3]}]}, "Unknown option sizes"),
     ):
         with pytest.raises(UserError, match=message):
             parse_recipe("x", good | change)

@@ -44,34 +44,6 @@ class Setup(PaperConfig):
 
 
 @dataclass(frozen=True)
-class Options:
-    """What single measurements take besides the settings; each kind uses some of them."""
-
-    counts: tuple[int, ...] = ()
-    """splits: numbers of components to compare."""
-    seeds: tuple[int, ...] = ()
-    """stability, rank-similarity: seeds to compare."""
-    ranks: tuple[int, ...] = ()
-    """rank-similarity: ranks to reduce Fishers to."""
-    against: str = ""
-    """projection-similarity: directions of the decomposition to compare with."""
-    texts: tuple[str, ...] = ()
-    """nearest-component: texts whose coefficients the table has."""
-    find: tuple[str, ...] = ()
-    """nearest-component: texts that the component is found by."""
-    components: int = 10
-    """top-examples: components to show."""
-    examples: int = 5
-    """top-examples: examples of each component."""
-    measures: tuple[str, ...] = ()
-    """decomposition-cost: what to measure."""
-    count: int = 128
-    """perturbations: components to perturb."""
-    random: int = 1000
-    """perturbations: random examples to compare with."""
-
-
-@dataclass(frozen=True)
 class Step:
     """One kind of measurement, for every combination of the settings that vary."""
 
@@ -86,8 +58,8 @@ class Step:
     methods: tuple[Method, ...] = ("npeff",)
     vary: dict[str, list[Setting]] = field(default_factory=dict)
     """Setting → values, as in the paper."""
-    options: Options = field(default_factory=Options)
-    """What else the function takes."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What else the function takes, by the names of its parameters."""
 
     def variations(self, setup: Setup) -> list[tuple[dict[str, Setting], Setup]]:
         """Combinations of the settings that vary: their values, and `setup` with them."""

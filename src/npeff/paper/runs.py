@@ -280,8 +280,8 @@ def collections(recipe: Recipe, runs: Runs) -> list[Setup]:
     setups: dict[Path, Setup] = {}
     for step in recipe.steps:
         wanted = [setup for _, setup in step.variations(recipe.setups[step.setup])]
-        if step.options.against:
-            wanted.append(replace(wanted[0], directions=step.options.against))
+        if "against" in step.options:
+            wanted.append(replace(wanted[0], directions=step.options["against"]))
         setups |= {runs.folder(here): here for here in map(runs.setup, wanted)}
     return list(setups.values())
 
