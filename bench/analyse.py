@@ -33,7 +33,7 @@ def measure() -> dict[str, float]:
     import numpy as np
     import torch
 
-    from npeff.analyse import matrix, tunings
+    from npeff.analyse import matching, tunings
     from npeff.decompose.config import FitConfig
     from npeff.decompose.methods import create
 
@@ -59,7 +59,7 @@ def measure() -> dict[str, float]:
     decomposition = create(FitConfig(components=COMPONENTS))
     decomposition.coefficients = coefficients
     _ = decomposition.energy, decomposition.used
-    matrix.strongest_correlations(coefficients, 8)
+    matching.strongest_correlations(coefficients, 8)
     seconds = time.perf_counter() - begin
     unit = min(unit, product())  # the machine may be busy with something else during one of them
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9

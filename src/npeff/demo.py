@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from npeff.analyse.config import AnalyseConfig
-from npeff.analyse.highlights import highlights
+from npeff.analyse.ranking import highlights
 from npeff.analyse.records import Analysis
 from npeff.analyse.run import analyse
 from npeff.collect.config import CollectConfig

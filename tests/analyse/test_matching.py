@@ -1,4 +1,4 @@
-"""Matching, splits and similarity against brute force."""
+"""Matching, splits and similarity against brute force; correlations and maps against dense NumPy."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ def test_the_same_components_in_another_order_and_sign_are_the_same() -> None:
     order = torch.randperm(6)
     similarity = matching.coefficient_similarity(W, -2 * W[:, order])
     assert matching.matched_similarity(similarity) == pytest.approx(1)
-    assert matching.match(similarity.T)[1].tolist() == order.tolist()
+    rows, columns = matching.match(similarity.T)
+    assert columns[rows.argsort()].tolist() == order.tolist()
 
 
 def test_splits_by_hand() -> None:
     coarse = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
     fine = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0.5, 0.2], [0, 0, 0, 1]])
     parent = matching.parents(matching.coefficient_similarity(coarse, fine))
-    assert parent.tolist() == [0, 0, 1, 2]
+    assert parent == [0, 0, 1, 2]
     assert matching.preserved(parent, ["yes", None, "no"], ["yes", "no", "no", "no"]) == (2, 3)
     assert matching.preserved(parent, [None] * 3, ["yes"] * 4) == (0, 0)
 
@@ -62,7 +63,7 @@ def test_a_component_that_shares_no_example_has_no_parent() -> None:
     coarse = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 0]])
     fine = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 1]])  # the third is dead
     parent = matching.parents(matching.coefficient_similarity(coarse, fine))
-    assert parent.tolist() == [0, 1, matching.NOBODY, matching.NOBODY]
+    assert parent == [0, 1, matching.NOBODY, matching.NOBODY]
     # without a parent there is no tuning to keep or to lose
     assert matching.preserved(parent, ["yes", "no"], ["yes", None, None, "no"]) == (1, 2)
 
@@ -70,3 +71,52 @@ def test_a_component_that_shares_no_example_has_no_parent() -> None:
 def test_means_and_deviations() -> None:
     assert matching.mean_and_deviation([1, 2, 3]) == (2, 1)
     assert matching.mean_and_deviation([5]) == (5, 0)
+
+
+@pytest.mark.parametrize("rows", [8192, 7])
+def test_correlations_equal_numpys(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr(matching, "_ROWS", rows)
+    generator = torch.Generator().manual_seed(0)
+    W = torch.rand(50, 9, generator=generator) + 100 * torch.rand(9, generator=generator)
+    W[:, 3] = W[:, 1] * -2 + 7
+    dense = np.corrcoef(W.double().numpy().T)
+    numbers, values = matching.strongest_correlations(W, 4)
+    for j in range(9):
+        # components 1 and 3 correlate equally with all others, so only sizes have a definite order
+        best = sorted((abs(dense[j, k]) for k in range(9) if k != j), reverse=True)[:4]
+        assert values[j].abs().tolist() == pytest.approx(best, abs=1e-4)
+        assert values[j].tolist() == pytest.approx([dense[j, k] for k in numbers[j]], abs=1e-4)
+    assert numbers[3, 0] == 1
+    assert values[3, 0] == pytest.approx(-1, abs=1e-4)
+
+
+def test_a_constant_component_correlates_with_nothing() -> None:
+    W = torch.rand(300, 3)
+    W[:, 1] = 0.1
+    numbers, values = matching.strongest_correlations(W, 8)
+    assert numbers.shape == (3, 2)
+    assert values[1].tolist() == [0, 0]
+
+
+def test_one_component_has_no_relatives() -> None:
+    assert matching.strongest_correlations(torch.rand(5, 1), 8)[0].shape == (1, 0)
+
+
+def test_alike_components_are_near_on_the_map() -> None:
+    generator = torch.Generator().manual_seed(3)
+    kinds = torch.rand(200, 3, generator=generator)
+    W = kinds.repeat(1, 4) + 0.01 * torch.rand(200, 12, generator=generator)  # component j is of kind j mod 3
+    places = matching.embed(W)
+    distances = torch.cdist(places, places)
+    same = (torch.arange(12)[:, None] - torch.arange(12)) % 3 == 0
+    assert distances[same].max() < 0.2 * distances[~same].min()
+    assert matching.embed(W[:, :0]).shape == (0, 2)
+    assert matching.embed(W[:, :2]).shape == (2, 2)
+    assert torch.isfinite(matching.embed(torch.zeros(5, 4))).all()
+
+
+def test_distances_on_the_map_are_those_of_classical_scaling() -> None:
+    W = torch.rand(40, 3, dtype=torch.float64)  # three points always fit into a plane
+    unit = W / W.norm(dim=0)
+    places = matching.embed(W.float())
+    assert torch.cdist(places, places).numpy() == pytest.approx(torch.cdist(unit.T, unit.T).numpy(), abs=1e-3)

@@ -78,8 +78,8 @@ def best_matching(similarity: np.ndarray[Any, Any]) -> tuple[int, ...]:
 def test_a_pair_equals_brute_force(
     run: Run, monkeypatch: pytest.MonkeyPatch, one: str, other: str, vectors: bool
 ) -> None:
-    monkeypatch.setattr(module, "_ROWS", 7)  # several chunks
-    monkeypatch.setattr(module, "_COLUMNS", 5)
+    monkeypatch.setattr(matching, "_ROWS", 7)  # several chunks
+    monkeypatch.setattr(matching, "_COLUMNS", 5)
     found = module.compare_tensors(*read_members(run, [one, other]))
     first, second = (open_decomposition(run, name) for name in (one, other))
     W = cosines(first.coefficients.numpy(), second.coefficients.numpy())

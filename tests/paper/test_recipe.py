@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def test_every_recipe_is_well_formed() -> None:
             assert load_task(setup.task).name == setup.task
             SketchConfig(setup.sketch, setup.dim)
         for step in recipe.steps:
-            assert step.do in MEASURES, (name, step.do)
+            inspect.signature(MEASURES[step.do]).bind(None, step, **step.options)
             assert set(step.methods) <= set(METHODS)
         assert {step.setup for step in recipe.steps} == set(recipe.setups), name
         used = [value for row in recipe.numbers.values() for value in row]
@@ -93,13 +94,13 @@ def test_settings_are_those_of_the_paper() -> None:
     setups = load_recipe("tunings").setups
     shared = {"model": "HuggingFaceTB/SmolLM2-360M", "sketch": "sparse", "frozen_rate": 1e-5, "joint_rate": 3e-4}
     assert setups == {
-        "sst2": Setup("sst2", examples=60_000, directions="exact", dim=16_192, components=512, **shared),
-        "yat": Setup("yat", examples=100_000, directions="exact", dim=16_192, components=2048, **shared),
+        "sst2": Setup(task="sst2", examples=60_000, directions="exact", dim=16_192, components=512, **shared),
+        "yat": Setup(task="yat", examples=100_000, directions="exact", dim=16_192, components=2048, **shared),
         "clinc150": Setup(
-            "clinc150", examples=23_700, directions="projection:8", rank=4, dim=16_192, components=512, **shared
+            task="clinc150", examples=23_700, directions="projection:8", rank=4, dim=16_192, components=512, **shared
         ),
         "triviaqa": Setup(
-            "triviaqa", examples=133_838, directions="projection:16", rank=4, dim=8192, components=2048, **shared
+            task="triviaqa", examples=133_838, directions="projection:16", rank=4, dim=8192, components=2048, **shared
         ),
     }
     assert load_recipe("tunings-gpt2").setups["yat"].frozen_rate == 1e-6
@@ -115,7 +116,7 @@ def test_mistakes_in_a_recipe_are_told() -> None:
         ({"colour": "red"}, "Unknown option colour"),
         ({"steps": [{"do": "tunings", "setup": "sst2"}]}, "not there"),
         ({"setups": {"sst2": {"task": "sst2", "size": 3}}}, "Unknown option size"),
-        ({"steps": [{"do": "tunings", "setup": "sst2", "options": {"sizes": [3]}}]}, "Unknown option sizes"),
+        ({"steps": [{"do": "tunings", "setup": "sst2", "sizes": [3]}]}, "Unknown option sizes"),
     ):
         with pytest.raises(UserError, match=message):
             parse_recipe("x", good | change)

@@ -35,11 +35,11 @@ def test_rules_of_scaling() -> None:
     assert own.setup(paper).examples == 2400
     assert own.setup(paper).model == "mine"
     assert own.settle(paper, own.setup(paper), 2400).components == 102
-    assert runs(0.04).count(paper, 50, 50) == 10
-    assert [runs(scale).sae_steps(paper, 51_200) for scale in (1, 0.1, 1e-4)] == [51_200, 5120, 2000]
-    assert runs(0.25).perturbed(paper, 128, 512) == 32
-    assert runs(0.01).perturbed(paper, 128, 512) == 4
-    assert runs(0.01).perturbed(paper, 128, 3) == 3
+    assert runs(0.04).scaled(paper, 50, 4, 50, root=True) == 10
+    assert [runs(scale).scaled(paper, 51_200, 2000, 51_200) for scale in (1, 0.1, 1e-4)] == [51_200, 5120, 2000]
+    assert runs(0.25).scaled(paper, 128, 4, 512) == 32
+    assert runs(0.01).scaled(paper, 128, 4, 512) == 4
+    assert runs(0.01).scaled(paper, 128, 4, 3) == 3
 
 
 def test_estimates() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -89,9 +89,18 @@ def explain_texts(
 
     Returns:
         Coefficients, residuals and shares of the texts; zeros for a text that was set aside.
+
+    Raises:
+        UserError: The run has no rows of the kind that the method is made of.
     """
     rows, collected = collect_texts(run, texts, prepared, fields, [0] * len(texts))
-    coefficients, residuals = decomposition.explain(_rows(decomposition.kind, rows, collected))
+    kind = decomposition.kind
+    if kind not in ("fisher", *collected):
+        raise UserError(f"The run has no {kind} rows. Collect a run with --{kind}.")
+    if kind != "fisher":
+        usable = ~collected["set_aside"].bool()
+        rows = ArrayRows(collected[kind][usable].float(), usable.long().numpy())
+    coefficients, residuals = decomposition.explain(rows)
     coefficients = torch.nan_to_num(coefficients)
     return Explained(coefficients, torch.nan_to_num(residuals), decomposition.shares(coefficients), collected)
 
@@ -161,14 +170,3 @@ def probe_texts(run: Run, decomposition: Decomposition, texts: Sequence[str], to
         residual = float(explained.residuals[i])
         probes.append(Probe(text, predictions[i], answer, float(probability), residual, strongest, bool(aside)))
     return probes
-
-
-def _rows(kind: str, rows: ArrayRows, collected: Mapping[str, Any]) -> ArrayRows:
-    """The rows of the texts that a method is made of."""
-    if kind == "fisher":
-        return rows
-    if kind not in collected:
-        raise UserError(f"The run has no {kind} rows. Collect a run with --{kind}.")
-    usable = ~collected["set_aside"].bool()
-    values: torch.Tensor = collected[kind]
-    return ArrayRows(values[usable].float(), usable.long().numpy())

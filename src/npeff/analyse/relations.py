@@ -2,7 +2,8 @@
 
 `relate` compares two of them; `Relations` is what the page shows of all: matches, parents and splits of each component.
 Two decompositions cost one product of their coefficients, so what is found is kept in RUN/relations and computed again
-only for those that changed. Tensors are read in chunks: two large decompositions need not fit into memory together.
+only for those that changed. Tensors are mapped, not read at once: two large decompositions need not fit into memory
+together.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from npeff.analyse import matching
 from npeff.analyse.records import KINDS, ComponentAnalysis
@@ -36,8 +37,6 @@ from npeff.utils.types import Array
 FORMAT = 2
 NEAREST = 12
 """Other decompositions that each one is related with."""
-_ROWS = 8192
-_COLUMNS = 2048
 _PREVIEW = 100
 
 
@@ -87,20 +86,14 @@ def chains(members: Sequence[Member]) -> list[list[int]]:
     Returns:
         Chains of two members or more.
     """
-    long: list[list[int]] = []
-    for method in dict.fromkeys(member.method for member in members):
-        mine = [number for number, member in enumerate(members) if member.method == method]
-        seeds = dict.fromkeys(members[number].seed for number in mine)
-        by_seed = [_chain(members, [n for n in mine if members[n].seed == seed]) for seed in seeds]
-        of_one_seed = [chain for chain in by_seed if len(chain) > 1]
-        long += of_one_seed or [_chain(members, mine)]
-    return [chain for chain in long if len(chain) > 1]
-
-
-def _chain(members: Sequence[Member], numbers: Sequence[int]) -> list[int]:
-    """The first of `numbers` for each count of components, ascending."""
-    first = {members[number].components: number for number in reversed(numbers)}
-    return [first[count] for count in sorted(first)]
+    methods: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    for number, member in enumerate(members):  # the first of each count of components
+        methods[member.method][member.seed].setdefault(member.components, number)
+    found: list[dict[int, int]] = []
+    for seeds in methods.values():
+        of_all_seeds = {count: number for seed in reversed(seeds.values()) for count, number in seed.items()}
+        found += [seed for seed in seeds.values() if len(seed) > 1] or [of_all_seeds]
+    return [[chain[count] for count in sorted(chain)] for chain in found if len(chain) > 1]
 
 
 def choose_pairs(members: Sequence[Member], nearest: int = NEAREST) -> list[tuple[int, int]]:
@@ -228,55 +221,28 @@ def compare_tensors(first: Member, second: Member) -> Relation:
     Returns:
         The matching and the parents.
     """
-    with safe_open(first.tensors, "pt") as a, safe_open(second.tensors, "pt") as b:
-        by_coefficients = torch.nan_to_num(matching.column_similarity(_rows(a, b)))
-        by_components = None
-        if _same_space(first, second, a, b):
-            by_components = torch.nan_to_num(matching.column_similarity(_columns(a, b)))
+    tensors = [load_file(member.tensors) for member in (first, second)]
+    similarity = {"coefficients": matching.coefficient_similarity(*(each["coefficients"] for each in tensors))}
+    is_activation = {kind_of(member.method) == "activation" for member in (first, second)}
+    if len(is_activation) == len({each["components"].shape[1] for each in tensors}) == 1:  # vectors of the same space
+        similarity["components"] = matching.component_similarity(*(each["components"] for each in tensors))
+    similarity = {name: torch.nan_to_num(values) for name, values in similarity.items()}
 
     def pairs(rows: Array, columns: Array) -> ComponentPairs:
-        coefficients = rounded(by_coefficients.numpy()[rows, columns].tolist())
-        components = None if by_components is None else rounded(by_components.numpy()[rows, columns].tolist())
-        return ComponentPairs(rows.tolist(), columns.tolist(), coefficients, components)
+        found = {name: rounded(values.numpy()[rows, columns].tolist()) for name, values in similarity.items()}
+        return ComponentPairs(rows.tolist(), columns.tolist(), found["coefficients"], found.get("components"))
 
-    matched = pairs(*_best_first(by_coefficients))
-    vectors = None if by_components is None else pairs(*_best_first(by_components))
-    finer = second.components > first.components
+    matched = pairs(*matching.match(similarity["coefficients"]))
+    by_components = pairs(*matching.match(similarity["components"])) if "components" in similarity else None
+    finer, parents = second.components > first.components, np.array(matching.parents(similarity["coefficients"]))
     return Relation(
         matched=matched,
         coefficients=float(np.mean(matched.coefficients)),
-        best=matching.mean_best_similarity(by_coefficients),
-        components=float(np.mean(vectors.components or 0)) if vectors else None,
-        by_components=vectors,
-        parents=pairs(matching.parents(by_coefficients), np.arange(second.components)) if finer else None,
+        best=matching.mean_best_similarity(similarity["coefficients"]),
+        components=float(np.mean(by_components.components or 0)) if by_components else None,
+        by_components=by_components,
+        parents=pairs(parents, np.arange(second.components)) if finer else None,
     )
-
-
-def _rows(a: Any, b: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Chunks of the coefficients [m, C] and [m, D]."""
-    first, second = a.get_slice("coefficients"), b.get_slice("coefficients")
-    for start in range(0, first.get_shape()[0], _ROWS):
-        yield first[start : start + _ROWS], second[start : start + _ROWS]
-
-
-def _columns(a: Any, b: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Chunks of the components [C, p] and [D, p], transposed."""
-    first, second = a.get_slice("components"), b.get_slice("components")
-    for start in range(0, first.get_shape()[1], _COLUMNS):
-        yield first[:, start : start + _COLUMNS].T, second[:, start : start + _COLUMNS].T
-
-
-def _same_space(first: Member, second: Member, a: Any, b: Any) -> bool:
-    """Whether components are vectors of the same space: sketched parameters, or activations."""
-    kinds = {kind_of(member.method) == "activation" for member in (first, second)}
-    return len(kinds) == 1 and len({file.get_slice("components").get_shape()[1] for file in (a, b)}) == 1
-
-
-def _best_first(similarity: torch.Tensor) -> tuple[Array, Array]:
-    """Matched rows and columns, most similar first."""
-    rows, columns = matching.match(similarity)
-    order = (-similarity.numpy()[rows, columns]).argsort(kind="stable")
-    return rows[order], columns[order]
 
 
 # --- all pairs, for pages -----------------------------------------------------------------------------------------
@@ -410,24 +376,23 @@ class Relations:
         Returns:
             One for each pair.
         """
-        lines = []
-        for (a, b), relation in self.pairs.items():
-            kept: tuple[int, int] | tuple[()] = ()
-            if relation.parents:
-                kept = matching.preserved(np.array(relation.parents.first), tuned[a], tuned[b])
-            lines.append(RelatedPair(a, b, relation.coefficients, relation.components, relation.best, *kept))
-        return lines
+
+        def kept(a: int, b: int, parents: ComponentPairs | None) -> tuple[int, int] | tuple[()]:
+            return matching.preserved(parents.first, tuned[a], tuned[b]) if parents else ()
+
+        return [
+            RelatedPair(a, b, found.coefficients, found.components, found.best, *kept(a, b, found.parents))
+            for (a, b), found in self.pairs.items()
+        ]
 
 
-def _both_sides(
-    pairs: ComponentPairs, by: Literal["coefficients", "components"] = "coefficients"
-) -> tuple[Items, Items]:
+def _both_sides(pairs: ComponentPairs, by: str = "coefficients") -> tuple[Items, Items]:
     """Items of the components of the first, and of the second; without pairs that have nothing in common."""
     left: Items = defaultdict(list)
     right: Items = defaultdict(list)
     components: Sequence[float | None] = pairs.components or [None] * len(pairs.first)
-    for a, b, *both in zip(pairs.first, pairs.second, pairs.coefficients, components, strict=True):
-        if both[by == "components"] and a != matching.NOBODY:
-            left[a].append((b, both[0] or 0.0, both[1]))
-            right[b].append((a, both[0] or 0.0, both[1]))
+    for a, b, coefficient, component in zip(pairs.first, pairs.second, pairs.coefficients, components, strict=True):
+        if a != matching.NOBODY and (component if by == "components" else coefficient):
+            left[a].append((b, coefficient, component))
+            right[b].append((a, coefficient, component))
     return left, right

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from npeff.analyse import matrix, report, tunings
+from npeff.analyse import matching, report, tunings
 from npeff.analyse.config import AnalyseConfig
 from npeff.analyse.records import Analysis, AnalysisInputs, AnalysisOptions, ComponentAnalysis, Ordering
 from npeff.decompose.base import Decomposition
@@ -164,7 +164,7 @@ def summarise(name: str, decomposition: Decomposition, examples: tunings.Example
 def _components(components: list[list[Ordering]], decomposition: Decomposition, usable: int) -> list[ComponentAnalysis]:
     """The entry of each component; `usable` is the number of usable examples."""
     energy, used = decomposition.energy, decomposition.used
-    related, correlations = matrix.strongest_correlations(decomposition.coefficients, CORRELATED)
+    related, correlations = matching.strongest_correlations(decomposition.coefficients, CORRELATED)
 
     def with_shares(ordering: Ordering, number: int) -> Ordering:
         shares = decomposition.shares(decomposition.coefficients[ordering.top], number)

@@ -158,18 +158,18 @@ def _split(first: tuple[Level, torch.Tensor], second: tuple[Level, torch.Tensor]
     """Which coarse component each fine one is a split of, and whether splits keep the prediction tuning."""
     (coarse, coarse_coefficients), (fine, fine_coefficients) = first, second
     similarity = matching.coefficient_similarity(coarse_coefficients, fine_coefficients)
-    parent = matching.parents(similarity)
-    kept, splits = matching.preserved(parent, coarse.tuned, fine.tuned)
+    parents = matching.parents(similarity)
+    kept, splits = matching.preserved(parents, coarse.tuned, fine.tuned)
     return Split(
         coarse=coarse.components,
         fine=fine.components,
-        with_splits=len({*parent.tolist()} - {matching.NOBODY}),
+        with_splits=len({*parents} - {matching.NOBODY}),
         tuned_splits=splits,
         preserved=kept,
         share_preserved=kept / splits if splits else None,
         mean_best_similarity=matching.mean_best_similarity(similarity),
-        parent=[None if i == matching.NOBODY else i for i in parent.tolist()],
-        similarity=[round(value, 6) for value in similarity.max(dim=0).values.tolist()],
+        parent=[None if i == matching.NOBODY else i for i in parents],
+        similarity=[round(value, 6) for value in similarity.amax(dim=0).tolist()],
     )
 
 
@@ -186,21 +186,19 @@ def write(directory: Path, result: Stability) -> str:
     Returns:
         The tables that have rows, and always the one of seeds, in Markdown.
     """
-    (directory / "stability.json").unlink(missing_ok=True)
+    for name in ("stability.json", "seeds.*", "tree.*"):  # what other options have drawn goes
+        for old in directory.glob(name):
+            old.unlink(missing_ok=True)
     remove_partials(directory)
     tables = _tables(result)
     for name, table in tables.items():
         table.write_csv(directory / f"{name}.csv")
     text = report.write_report(directory / "stability", [t for name, t in tables.items() if t.rows or name == "seeds"])
-    seeds, tree = directory / "seeds", directory / "tree"
-    report.remove_figure(seeds)  # of other options
-    report.remove_figure(tree)
-    tree.with_suffix(".md").unlink(missing_ok=True)
     if any(row.pairs for row in result.seeds):
-        report.draw_figure(seeds, _draw_seeds, result)
+        report.draw_figure(directory / "seeds", _draw_seeds, result)
     if result.splits:
-        write_text(tree.with_suffix(".md"), tree_markdown(result))
-        draw_tree(tree, result)
+        write_text(directory / "tree.md", tree_markdown(result))
+        draw_tree(directory / "tree", result)
     write_record(directory / "stability.json", result)
     return text
 
@@ -332,11 +330,9 @@ def tree_markdown(result: Stability) -> str:
     """
     counts = " → ".join(str(level.components) for level in result.levels)
     lines = [
-        f"# Splits, {counts} components",
-        "",
+        f"# Splits, {counts} components\n",
         "Each component stands below the one of the next smaller count with the most similar coefficients (|cos| in "
-        "brackets), with the prediction that its top examples share, if they do, and its first example.",
-        "",
+        "brackets), with the prediction that its top examples share, if they do, and its first example.\n",
     ]
     for root in grow_tree(result):
         for node in root.walk():

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from npeff.analyse import matrix
-from npeff.analyse.highlights import highlights
-from npeff.analyse.ranking import bands, top_examples
+from npeff.analyse import matching
+from npeff.analyse.ranking import bands, highlights, top_examples
 from npeff.analyse.records import ComponentAnalysis
 from npeff.analyse.relations import Relatives
 from npeff.analyse.tunings import Classes, Examples
@@ -173,7 +172,7 @@ def component_table(
         The table.
     """
     firsts = [row.orderings[0] for row in rows]
-    x, y = (rounded(column) for column in matrix.embed(decomposition.coefficients).T.tolist())
+    x, y = (rounded(column) for column in matching.embed(decomposition.coefficients).T.tolist())
     return ComponentTable(
         components=[replace(row, orderings=[]) for row in rows],
         active=[max(ordering.active for ordering in row.orderings) for row in rows],

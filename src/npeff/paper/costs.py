@@ -79,12 +79,13 @@ def early_stopping(experiment: Experiment, step: Step) -> Iterator[Value]:
     yield from values(experiment.tuned_percentages(f"{TIMED}{config.decomposition}"))
 
 
-def decomposition_cost(experiment: Experiment, step: Step) -> Iterator[Value]:
+def decomposition_cost(experiment: Experiment, step: Step, measures: Sequence[str]) -> Iterator[Value]:
     """Time of a step, time and peak memory of whole decompositions.
 
     Args:
         experiment: What to measure.
-        step: The step of the recipe, with methods and measures.
+        step: The step of the recipe, with methods.
+        measures: What to measure.
 
     Yields:
         Each of the measures that a method has.
@@ -97,7 +98,7 @@ def decomposition_cost(experiment: Experiment, step: Step) -> Iterator[Value]:
             "Total (s)": cost.seconds,
             "Peak (GiB)": cost.peak / GIB,
         }
-        known = {name: measured[name] for name in step.options.measures if measured[name] is not None}
+        known = {name: measured[name] for name in measures if measured[name] is not None}
         yield from values(known, method=METHOD_TITLES[method])
 
 

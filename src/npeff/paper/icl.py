@@ -24,7 +24,7 @@ from npeff.store.run import Run
 from npeff.utils.configs import to_dict, write_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one
-from npeff.utils.report import BLUE, RED, Column, Emphasis, Table, as_markdown, draw_figure, plain_axes, write_report
+from npeff.utils.report import BLUE, RED, Column, Emphasis, Table, as_markdown, draw_figure, write_report
 from npeff.utils.types import Array
 from npeff.utils.version import __version__
 
@@ -279,4 +279,3 @@ def _draw(axes: Any, result: IclTable) -> None:
     axes.set_xticks(range(len(result.rows)), [row.title for row in result.rows])
     axes.set(ylim=(0, 100), ylabel="% of examples", title=f"{result.task}, {result.examples} examples")
     axes.legend(frameon=False, fontsize=7)
-    plain_axes(axes)

@@ -5,7 +5,7 @@ Each calls the same functions as the commands do, and yields numbers, texts, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -25,7 +25,7 @@ from npeff.paper import costs
 from npeff.paper.config import IclConfig
 from npeff.paper.icl import IclTable, icl
 from npeff.paper.recipe import Listing, Measured, Missing, Step, Value, values
-from npeff.paper.runs import TOP, Experiment
+from npeff.paper.runs import FEWEST, TOP, Experiment
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.run import perturb
 from npeff.store.rows import RowSource
@@ -43,7 +43,7 @@ def tunings(experiment: Experiment, step: Step) -> Iterator[Value]:
         yield from values(experiment.tuned_percentages(experiment.name(method)), method=METHOD_TITLES[method])
 
 
-def perturbations(experiment: Experiment, step: Step) -> Iterator[Measured]:
+def perturbations(experiment: Experiment, step: Step, count: int = 128, random: int = 1000) -> Iterator[Measured]:
     """Geometric means of KL ratios and norm ratios of each method.
 
     At a small scale, compressed sensing with the paper's length of the change means little, because the model is
@@ -52,6 +52,8 @@ def perturbations(experiment: Experiment, step: Step) -> Iterator[Measured]:
     Args:
         experiment: What to measure.
         step: The step of the recipe.
+        count: Components to perturb.
+        random: Random examples to compare with.
 
     Yields:
         Two values for each method, or that it is missing.
@@ -63,8 +65,8 @@ def perturbations(experiment: Experiment, step: Step) -> Iterator[Measured]:
         config = PerturbConfig(
             str(run.path),
             name,
-            count=runs.perturbed(paper, step.options.count, components),
-            random=runs.count(paper, step.options.random, max(1, len(run.table) // 4)),
+            count=runs.scaled(paper, count, FEWEST, components),
+            random=runs.scaled(paper, random, FEWEST, len(run.table) // 4, root=True),
             way="lift" if small else "sensing",
             direction="reject",
             threshold=THRESHOLD,
@@ -100,8 +102,8 @@ def in_context(experiment: Experiment, step: Step) -> Iterator[Value]:
     config = IclConfig(
         str(run.path),
         tuple(experiment.name(method) for method in step.methods),
-        sets=runs.count(experiment.paper, IclConfig.sets, IclConfig.sets),
-        scored=runs.count(experiment.paper, IclConfig.scored, max(1, labelled // 2)),
+        sets=runs.scaled(experiment.paper, IclConfig.sets, FEWEST, IclConfig.sets, root=True),
+        scored=runs.scaled(experiment.paper, IclConfig.scored, FEWEST, labelled // 2, root=True),
         device=runs.config.device,
     )
     table = read_record(IclTable, icl(config) / "table.json")
@@ -129,38 +131,43 @@ def held_out(experiment: Experiment, step: Step) -> Iterator[Value]:
     yield from values({measure: None if share is None else 100 * share for measure, share in shares})
 
 
-def top_examples(experiment: Experiment, step: Step) -> Iterator[Listing]:
+def top_examples(experiment: Experiment, step: Step, components: int = 10, examples: int = 5) -> Iterator[Listing]:
     """Texts to be read; there is nothing to count.
 
     Args:
         experiment: What to measure.
         step: The step of the recipe.
+        components: Components to show.
+        examples: Examples of each component.
 
     Yields:
         The top examples of each of the components with most energy.
     """
     experiment.fit()
     texts = experiment.run.table["text"]
-    components = sorted(experiment.analysis().component, key=lambda component: -component.energy)
-    for component in components[: step.options.components]:
-        top = component.orderings[0].top[: step.options.examples]
+    by_energy = sorted(experiment.analysis().component, key=lambda component: -component.energy)
+    for component in by_energy[:components]:
+        top = component.orderings[0].top[:examples]
         title = f"{experiment.here.task}, component {component.number}"
         yield Listing(title, tuple(texts.take(top).to_pylist()))
 
 
-def nearest_component(experiment: Experiment, step: Step) -> Iterator[Measured]:
+def nearest_component(
+    experiment: Experiment, step: Step, texts: Sequence[str], find: Sequence[str]
+) -> Iterator[Measured]:
     """Coefficients of the paper's texts for the component that is most likely the paper's.
 
     Args:
         experiment: What to measure.
-        step: The step of the recipe. The component is the one whose coefficients of its texts `find` have the largest
-            sum.
+        step: The step of the recipe.
+        texts: Texts whose coefficients the table has.
+        find: Texts that the component is found by: the sum of its coefficients of them is the largest.
 
     Yields:
-        The coefficient of each of its `texts`, and the top examples of the component.
+        The coefficient of each of `texts`, and the top examples of the component.
     """
-    decomposition, texts = experiment.fit(), step.options.texts
-    rows, _ = collect_texts(experiment.run, [*texts, *step.options.find])
+    decomposition = experiment.fit()
+    rows, _ = collect_texts(experiment.run, [*texts, *find])
     coefficients = decomposition.transform(rows)
     number = int(coefficients[len(texts) :].sum(dim=0).argmax())
     for text, coefficient in zip(texts, coefficients[: len(texts), number].tolist(), strict=True):
@@ -170,35 +177,37 @@ def nearest_component(experiment: Experiment, step: Step) -> Iterator[Measured]:
     yield Listing(title, tuple(experiment.run.table["text"].take(top).to_pylist()))
 
 
-def stability(experiment: Experiment, step: Step) -> Iterator[Value]:
+def stability(experiment: Experiment, step: Step, seeds: Sequence[int]) -> Iterator[Value]:
     """Similarity of matched components over pairs of seeds.
 
     Args:
         experiment: What to measure.
-        step: The step of the recipe, with seeds.
+        step: The step of the recipe.
+        seeds: Seeds to compare.
 
     Yields:
         Mean and standard deviation by coefficients (W) and by pseudo-Fishers (G).
     """
-    similarity = compare_seeds([experiment.varied(seed=seed).fit() for seed in step.options.seeds])
-    by_coefficients = {"W": similarity.coefficients, "W sd": similarity.coefficients_deviation}
-    by_pseudo_fishers = {"G": similarity.pseudo_fishers, "G sd": similarity.pseudo_fishers_deviation}
-    seeds = ", ".join(map(str, step.options.seeds))
-    yield from values(by_coefficients | by_pseudo_fishers, {"seed": (seeds, seeds)})
+    similarity = compare_seeds([experiment.varied(seed=seed).fit() for seed in seeds])
+    all_seeds = ", ".join(map(str, seeds))
+    for title, kind in (("W", "coefficients"), ("G", "pseudo_fishers")):
+        found = {title: getattr(similarity, kind), f"{title} sd": getattr(similarity, f"{kind}_deviation")}
+        yield from values(found, {"seed": (all_seeds, all_seeds)})
 
 
-def splits(experiment: Experiment, step: Step) -> Iterator[Measured]:
+def splits(experiment: Experiment, step: Step, counts: Sequence[int]) -> Iterator[Measured]:
     """Percentage of the splits of prediction-tuned components that are tuned to the same prediction.
 
     Args:
         experiment: What to measure.
-        step: The step of the recipe, with numbers of components.
+        step: The step of the recipe.
+        counts: Numbers of components to compare.
 
     Yields:
         The percentage for each pair of numbers of components that are different at this scale, and the mean over pairs.
     """
     kept: dict[int, tuple[int, Experiment]] = {}
-    for count in step.options.counts:
+    for count in counts:
         varied = experiment.varied(components=count)
         here = varied.here.components
         if here in kept:
@@ -256,29 +265,31 @@ def _similarity(first: Decomposition, second: Decomposition) -> float:
     return matching.mean_best_similarity(matching.coefficient_similarity(first.coefficients, second.coefficients))
 
 
-def rank_similarity(experiment: Experiment, step: Step) -> Iterator[Value]:
+def rank_similarity(experiment: Experiment, step: Step, ranks: Sequence[int], seeds: Sequence[int]) -> Iterator[Value]:
     """Similarity of the decomposition of Fishers of lower rank to that of the whole ones.
 
     Args:
         experiment: What to measure; its directions are random projections.
-        step: The step of the recipe, with ranks and two seeds.
+        step: The step of the recipe.
+        ranks: Ranks to reduce Fishers to.
+        seeds: Two seeds.
 
     Yields:
         The similarity for each lower rank and, for the full rank, that of the other seed.
     """
     projections = int(experiment.paper.directions.split(":")[1])
-    first, second = (experiment.varied(seed=seed) for seed in step.options.seeds)
+    first, second = (experiment.varied(seed=seed) for seed in seeds)
     whole = first.fit()
-    for rank in step.options.ranks:
+    for rank in ranks:
         if rank < projections:
             similarity = _similarity(whole, _fit_reduced(first, rank))
             yield Value({"eps": projections, "rank": rank}, similarity, {"rank": (rank, rank)})
     yield Value({"eps": projections, "rank": projections}, _similarity(whole, second.fit()))
 
 
-def projection_similarity(experiment: Experiment, step: Step) -> Iterator[Value]:
-    """Similarity to the decomposition with more projections of the expectation."""
-    most = experiment.runs.experiment(replace(experiment.paper, directions=step.options.against))
+def projection_similarity(experiment: Experiment, step: Step, against: str) -> Iterator[Value]:
+    """Similarity to the decomposition with more projections of the expectation: those of the directions `against`."""
+    most = experiment.runs.experiment(replace(experiment.paper, directions=against))
     yield Value({"measure": "Similarity"}, _similarity(experiment.fit(), most.fit()))
 
 
@@ -291,9 +302,9 @@ def eigenvalue_decay(experiment: Experiment, step: Step) -> Iterator[Value]:
 _OF_COMPONENTS = (tunings, perturbations, in_context, held_out, top_examples, nearest_component)
 _OF_SIMILARITY = (stability, splits, rank_similarity, projection_similarity, eigenvalue_decay)
 _OF_COSTS = (costs.early_stopping, costs.decomposition_cost, costs.collection_time)
-MEASURES: dict[str, Callable[[Experiment, Step], Iterator[Measured]]] = {
+MEASURES: dict[str, Callable[..., Iterator[Measured]]] = {
     function.__name__.replace("_", "-"): function for function in (*_OF_COMPONENTS, *_OF_SIMILARITY, *_OF_COSTS)
 }
-"""What steps of recipes can do, by name."""
+"""What steps of recipes can do, by name; the options of a step are further parameters."""
 KEEP_SOLVER = ("early-stopping",)
 """Steps that are about the paper's solver, so that no other may replace it."""

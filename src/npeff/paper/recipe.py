@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from npeff.decompose.config import Method
+from npeff.decompose.config import Method, PaperConfig
 from npeff.utils.configs import from_dict, replace
 from npeff.utils.errors import UserError
 
@@ -19,9 +19,9 @@ Number = int | float | None
 Setting = int | float | str | None
 
 
-@dataclass(frozen=True)
-class Setup:
-    """One experiment's settings, as in the paper."""
+@dataclass(frozen=True, kw_only=True)
+class Setup(PaperConfig):
+    """One experiment's settings, as in the paper, with those of its solver."""
 
     task: str
     """Built-in task."""
@@ -39,42 +39,8 @@ class Setup:
     seed: int = 1
     """Seed of the decomposition."""
     solver: Literal["als", "paper"] = "paper"
-    frozen_steps: int = 1000
-    joint_steps: int = 3000
-    frozen_rate: float = 1e-5
-    joint_rate: float = 3e-4
-    tau: float = 0.0
-    """Early stopping; 0 is none."""
     holdout: float = 0.0
     """Share of examples that components are not fitted to."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What single measurements take besides the settings; each kind uses some of them."""
-
-    counts: tuple[int, ...] = ()
-    """splits: numbers of components to compare."""
-    seeds: tuple[int, ...] = ()
-    """stability, rank-similarity: seeds to compare."""
-    ranks: tuple[int, ...] = ()
-    """rank-similarity: ranks to reduce Fishers to."""
-    against: str = ""
-    """projection-similarity: directions of the decomposition to compare with."""
-    texts: tuple[str, ...] = ()
-    """nearest-component: texts whose coefficients the table has."""
-    find: tuple[str, ...] = ()
-    """nearest-component: texts that the component is found by."""
-    components: int = 10
-    """top-examples: components to show."""
-    examples: int = 5
-    """top-examples: examples of each component."""
-    measures: tuple[str, ...] = ()
-    """decomposition-cost: what to measure."""
-    count: int = 128
-    """perturbations: components to perturb."""
-    random: int = 1000
-    """perturbations: random examples to compare with."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +58,8 @@ class Step:
     methods: tuple[Method, ...] = ("npeff",)
     vary: dict[str, list[Setting]] = field(default_factory=dict)
     """Setting → values, as in the paper."""
-    options: Options = field(default_factory=Options)
-    """What else the function takes."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What else the function takes, by the names of its parameters."""
 
     def variations(self, setup: Setup) -> list[tuple[dict[str, Setting], Setup]]:
         """Combinations of the settings that vary: their values, and `setup` with them."""

@@ -101,7 +101,7 @@ def _measure_step(
     recipe: Recipe, step: Step, values: Mapping[str, object], experiment: Experiment, result: Reproduction
 ) -> None:
     cells = len(result.cells)
-    for item in MEASURES[step.do](experiment, step):
+    for item in MEASURES[step.do](experiment, step, **step.options):
         if isinstance(item, Value):
             names = {"setup": step.setup, **values, **item.of}
             row, column = step.row.format(**names), step.column.format(**names)

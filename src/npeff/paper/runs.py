@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from npeff.analyse.records import Analysis, AnalysisOptions
@@ -42,14 +42,16 @@ EXAMPLES_PER_COMPONENT = 16
 FEWEST_COMPONENTS = 4
 FEWEST_STEPS = 2000
 """Steps that the autoencoder's optimiser needs, however few examples there are."""
+FEWEST = 4
+"""Fewest contexts, scored, random and perturbed examples and components."""
 
 RULES = f"""\
 examples    times scale, at least {FEWEST_EXAMPLES} (and no more than the data have)
             --examples TASK=N sets the scale of a task by its examples
 components  times √scale, at most one per {EXAMPLES_PER_COMPONENT} examples, at least {FEWEST_COMPONENTS}
-contexts, scored and random examples   times √scale, at least 4, within what the run has
+contexts, scored and random examples   times √scale, at least {FEWEST}, within what the run has
 steps of the autoencoder   times scale, at least {FEWEST_STEPS:,}: as often through the examples as in the paper
-perturbed components   times scale, at least 4: each costs passes over all of its top and random examples
+perturbed components   times scale, at least {FEWEST}: each costs passes over all of its top and random examples
 below {SMALL}  the embedded model ({EMBEDDED}), the sketch kron of the same length, the solver als (except where the
             table is about the paper's solver), perturbations lifted exactly and compared at a KL of 0.1
 the paper's learning rates and τ are for sums over all examples: they grow by the ratio of the
@@ -164,34 +166,23 @@ class Runs:
         Returns:
             All settings here.
         """
-        ratio = paper.examples / examples
+        ratio, components = paper.examples / examples, paper.components
+        if self.share(paper) < 1:
+            most = max(FEWEST_COMPONENTS, examples // EXAMPLES_PER_COMPONENT)
+            components = self.scaled(paper, components, FEWEST_COMPONENTS, most, root=True)
         return replace(
             here,
             examples=examples,
-            components=self.components(paper, examples),
+            components=components,
             frozen_rate=paper.frozen_rate * ratio,
             joint_rate=paper.joint_rate * ratio,
             tau=paper.tau / ratio,
         )
 
-    def components(self, paper: Setup, examples: int) -> int:
-        """What the paper's number of components becomes in a run of so many examples."""
-        if self.share(paper) >= 1:
-            return paper.components
-        most = max(FEWEST_COMPONENTS, examples // EXAMPLES_PER_COMPONENT)
-        return max(FEWEST_COMPONENTS, min(round(paper.components * math.sqrt(self.share(paper))), most))
-
-    def count(self, paper: Setup, count: int, most: int) -> int:
-        """What a number of contexts, scored examples or random examples becomes, at most `most`."""
-        return max(1, min(most, max(4, round(count * math.sqrt(self.share(paper))))))
-
-    def sae_steps(self, paper: Setup, steps: int) -> int:
-        """What the steps of the autoencoder become: its batches hold all examples of a small run."""
-        return min(steps, max(FEWEST_STEPS, round(steps * self.share(paper))))
-
-    def perturbed(self, paper: Setup, count: int, most: int) -> int:
-        """What a number of components to perturb becomes: each costs passes over all of its examples."""
-        return max(1, min(most, max(4, round(count * self.share(paper)))))
+    def scaled(self, paper: Setup, count: int, least: int, most: int, root: bool = False) -> int:
+        """What one of the paper's numbers becomes: times the share of examples, or its root, within limits."""
+        share = self.share(paper)
+        return max(1, min(most, max(least, round(count * (math.sqrt(share) if root else share)))))
 
 
 @dataclass(frozen=True)
@@ -225,11 +216,11 @@ class Experiment:
         if method.startswith("svd"):  # there are no more singular vectors than entries in a row
             components = min(components, self.run.source(kind_of(method)).dim)
         if method == "sae":
-            steps = self.runs.sae_steps(self.paper, sae.sae_steps)
+            steps = self.runs.scaled(self.paper, sae.sae_steps, FEWEST_STEPS, sae.sae_steps)
             sae = SaeConfig(top_k=min(sae.top_k, components), sae_steps=steps)
         factored = method in ("npeff", "gnpeff")
         solver = here.solver if factored else "als"
-        paper = PaperConfig(here.frozen_steps, here.joint_steps, here.frozen_rate, here.joint_rate, here.tau)
+        paper = PaperConfig(**{item.name: getattr(here, item.name) for item in fields(PaperConfig)})
         parts: list[object] = [method, components, here.seed, *([solver] if solver != "als" else [])]
         parts += [f"tau{here.tau:g}"] if here.tau and factored else []
         parts += [f"holdout{here.holdout:g}"] if here.holdout else []
@@ -289,8 +280,8 @@ def collections(recipe: Recipe, runs: Runs) -> list[Setup]:
     setups: dict[Path, Setup] = {}
     for step in recipe.steps:
         wanted = [setup for _, setup in step.variations(recipe.setups[step.setup])]
-        if step.options.against:
-            wanted.append(replace(wanted[0], directions=step.options.against))
+        if "against" in step.options:
+            wanted.append(replace(wanted[0], directions=step.options["against"]))
         setups |= {runs.folder(here): here for here in map(runs.setup, wanted)}
     return list(setups.values())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from string import Template
 
-from npeff.analyse.highlights import highlights
+from npeff.analyse.ranking import highlights
 from npeff.analyse.records import KINDS, TITLES, Analysis, Rate
 from npeff.analyse.run import read_analysis
 from npeff.decompose.config import METHODS

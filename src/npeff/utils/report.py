@@ -193,7 +193,6 @@ def write_result(path: Path, result: Any, blocks: Sequence[str | Table], draw: D
     return text
 
 
-KINDS = ("png", "svg")
 Draw = Callable[[Any, Any], None]
 """Fills axes with values; several axes if there are several panels."""
 BLUE, RED, PURPLE = "#1f6f8b", "#b03a2e", "#6a4c93"
@@ -231,12 +230,6 @@ def write_figure(path: Path, figure: Figure, dpi: int = 150) -> None:
         for kind, metadata in (("png", {}), ("svg", {"Date": None})):
             with whole_file(path.with_name(f"{path.name}.{kind}")) as temporary:
                 figure.savefig(temporary, format=kind, dpi=dpi, metadata=metadata)
-
-
-def remove_figure(path: Path) -> None:
-    """Remove a figure that an earlier call has written."""
-    for kind in KINDS:
-        path.with_name(f"{path.name}.{kind}").unlink(missing_ok=True)
 
 
 def plain_axes(axes: Any) -> None:
