@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from npeff.decompose.base import Decomposition
-from npeff.perturb.report import ComponentRecord, Made, Summary, compared_at, identity, read_components, summarise
+from npeff.perturb.report import ComponentRecord, Made, Summary, compared_at, identity, read_components
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
@@ -75,20 +73,10 @@ Perturbation = tuple[About, dict[int, ComponentRecord]]
 
 
 def digests(run: Run) -> dict[str, str]:
-    """What the perturbations of a run are read from.
-
-    Args:
-        run: The run.
-
-    Returns:
-        Perturbation → digest of its files.
-    """
-    digest = {}
-    for folder in _folders(run):
-        files = (folder / "config.json", *sorted((folder / "components").glob("*.json")))
-        lines = "\n".join(f"{file.name} {sha256(file)}" for file in files)
-        digest[folder.name] = hashlib.sha256(lines.encode()).hexdigest()
-    return digest
+    """SHA-256 of each file that the perturbations of a run are read from, by its place among them."""
+    folder = run.path / PERTURBATIONS
+    files = sorted([*folder.glob("*/config.json"), *folder.glob("*/components/*.json")])
+    return {file.relative_to(folder).as_posix(): sha256(file) for file in files}
 
 
 def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> list[Perturbation]:
@@ -106,8 +94,8 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         UserError: The files of a perturbation are damaged.
     """
     perturbations = []
-    for folder in _folders(run):
-        made = read_record(Made, folder / "config.json")
+    for file in sorted((run.path / PERTURBATIONS).glob("*/config.json")):
+        folder, made = file.parent, read_record(Made, file)
         config = made.config
         try:
             fits = config["decomposition"] in (None, name) and made.key == identity(run, decomposition, config)
@@ -119,15 +107,6 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         records = {record.component: record for record in read_components(folder, made.key)} if fits else {}
         perturbations += [(About(folder.name, *did), records)] if records else []
     return perturbations
-
-
-def _folders(run: Run) -> list[Path]:
-    return sorted(path.parent for path in (run.path / PERTURBATIONS).glob("*/config.json"))
-
-
-def in_lines(perturbations: Sequence[Perturbation]) -> list[Perturbed]:
-    """Every perturbation in a line."""
-    return [Perturbed(about, summarise(list(records.values()))) for about, records in perturbations]
 
 
 def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> list[float | None] | None:

@@ -15,8 +15,8 @@ from npeff.analyse.records import ComponentAnalysis
 from npeff.analyse.relations import Relatives
 from npeff.analyse.tunings import Classes, Examples
 from npeff.decompose.base import Decomposition, Order
-from npeff.explore import evidence
-from npeff.explore.evidence import Measured, Perturbation, Perturbed
+from npeff.explore.evidence import Measured, Perturbation, Perturbed, largest_ratios
+from npeff.perturb.report import summarise
 from npeff.utils.text import cut, rounded
 from npeff.utils.types import Array
 
@@ -184,8 +184,8 @@ def component_table(
         y=y,
         highlights=[row.number for row in highlights(rows)],
         stability=stability,
-        kl_ratio=evidence.largest_ratios(perturbations, len(rows)),
-        perturbations=evidence.in_lines(perturbations),
+        kl_ratio=largest_ratios(perturbations, len(rows)),
+        perturbations=[Perturbed(about, summarise(list(records.values()))) for about, records in perturbations],
     )
 
 
