@@ -3,8 +3,8 @@
     RUN/annotations/NAME.jsonl    one JSON object a line, the oldest first; no line is ever changed or removed
 
 A line names the decomposition's tensors, so that themes of a decomposition that was replaced are not shown for the new
-one. A line counts once its line break is there: the rest of a torn one is ignored, and cut off by the next writer. Lines
-of version 0.1.0 say `label` for `theme`.
+one. A line counts once its line break is there: what is left of a torn one is ignored, and cut off by the next writer.
+Lines of version 0.1.0 say `label` for `theme`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Themes:
         self.path = run.path / THEMES / f"{name}.jsonl"
         self._config = decomposition_folder(run.path, name) / "config.json"
         self.fingerprint, self.components = self._read_config()
+        """SHA-256 of the decomposition's tensors, and the number of its components."""
 
     def current(self) -> dict[int, Theme]:
         """What is said about the components now.

@@ -114,8 +114,7 @@ def _components(run: Run, analysis: Analysis) -> str:
 def _perturbations(run: Run) -> str:
     """What perturbing the model along components did, where that was measured."""
     columns = [Column("perturbation"), Column("components"), Column("KL ratio", ".3g"), Column("norm ratio", ".2f")]
-    table = Table("", columns)
-    for file in sorted((run.path / PERTURBATIONS).glob("*/results.json")):
-        summary = read_json(file).get("summary", {})
-        table.rows.append([file.parent.name, *map(summary.get, ("components", "kl_ratio", "norm_ratio"))])
-    return table.markdown() if table.rows else "This was not measured."
+    files = sorted((run.path / PERTURBATIONS).glob("*/results.json"))
+    summaries = {file.parent.name: read_json(file).get("summary", {}) for file in files}
+    rows = [(name, *map(summary.get, ("components", "kl_ratio", "norm_ratio"))) for name, summary in summaries.items()]
+    return Table("", columns, [*rows]).markdown() if rows else "This was not measured."
