@@ -40,7 +40,8 @@ class Command:
     config: str
     """Class with the options, in the room's light module `config`; a union of classes has subcommands."""
     function: str
-    """module:function of the room that takes the config; the module may import torch, which takes seconds."""
+    """module:function of the room that takes the config; the module may import torch, which takes seconds. A star is
+    the name of the subcommand."""
     what: str
     """What it does, in a line."""
 
@@ -48,9 +49,9 @@ class Command:
         """The config class, or a union of them."""
         return self._load("config", self.config)
 
-    def load_function(self) -> Any:
+    def load_function(self, subcommand: str = "") -> Any:
         """The function that does it."""
-        return self._load(*self.function.split(":"))
+        return self._load(*self.function.replace("*", subcommand).split(":"))
 
     def _load(self, module: str, name: str) -> Any:
         return getattr(importlib.import_module(".".join(filter(None, ("npeff", self.room, module)))), name)
@@ -72,7 +73,7 @@ COMMANDS = {
     "explore": Command("explore", "ExploreConfig", "server:explore", "look at a run in the browser"),
     "export": Command("explore", "ExportConfig", "export:export", "write a run as pages that open from disk"),
     "themes": Command("explore", "ThemesConfig", "themes:themes", "list or export the themes given to components"),
-    "study": Command("study", "StudyConfig", "run:study", "a blind study: do people see a theme in components?"),
+    "study": Command("study", "StudyConfig", "*:*", "a blind study: do people see a theme in components?"),
     "push": Command("share", "PushConfig", "run:push", "share a run in a folder or on the Hugging Face Hub"),
     "pull": Command("share", "PullConfig", "run:pull", "get a shared run, checked by hash"),
     "reproduce": Command("paper", "ReproduceConfig", "reproduce:reproduce", "measure a table of the paper"),
@@ -134,7 +135,7 @@ def _run(name: str, arguments: list[str]) -> None:
         print(_help(name, arguments[0]))
     else:
         config = parse(name, arguments)
-        COMMANDS[name].load_function()(config)
+        COMMANDS[name].load_function(arguments[0] if arguments else "")(config)
 
 
 def _reason(error: Exception) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from npeff.decompose.base import Decomposition
-from npeff.perturb.report import ComponentRecord, Made, Summary, compared_at, identity, read_components
+from npeff.perturb.report import ComponentRecord, Made, Summary, compared_at, identity, read_components, summarise
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
@@ -18,7 +18,7 @@ from npeff.utils.files import sha256
 
 @dataclass(frozen=True)
 class About:
-    """What a perturbation did."""
+    """What a perturbation did, in a line."""
 
     name: str
     """Its name."""
@@ -32,14 +32,6 @@ class About:
     """Top examples that were measured."""
     random: int
     """Random examples that were measured."""
-
-
-@dataclass(frozen=True)
-class Perturbed:
-    """A perturbation in a line."""
-
-    about: About
-    """What it did."""
     summary: Summary
     """Means over its components."""
 
@@ -105,7 +97,8 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
                 f"{folder} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
             ) from error
         records = {record.component: record for record in read_components(folder, made.key)} if fits else {}
-        perturbations += [(About(folder.name, *did), records)] if records else []
+        if records:
+            perturbations.append((About(folder.name, *did, summarise(list(records.values()))), records))
     return perturbations
 
 

@@ -43,7 +43,7 @@ from npeff.utils.progress import progress
 from npeff.utils.text import cut, rounded, short
 from npeff.utils.version import __version__
 
-FORMAT = 3
+FORMAT = 4
 MARKER = "site.json"
 _SITE = resources.files("npeff") / "explore" / "site"
 ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
@@ -234,10 +234,9 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
     table = pages.component_table(rows, texts, decomposition, relations.stability(number), perturbations)
     _write(folder, f"{number}/components", table)
     shown = _shown(run, texts)
-    orders = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
-    for j in progress(range(len(rows)), desc=f"Page of {name}", unit="component"):
-        scores = {order: next(column) for order, column in orders.items()}
-        rankings = pages.rank_examples(j, scores, decomposition, examples, analysis.top)
+    scores = zip(*(columns(decomposition.scores(order)) for order in decomposition.orders), strict=True)
+    for j, of_j in enumerate(progress(scores, desc=f"Page of {name}", unit="component", total=len(rows))):
+        rankings = pages.rank_examples(j, of_j, decomposition, examples, analysis.top)
         wanted = {i for ranking in rankings for part in ranking.lists for i in part.examples}
         page = pages.ComponentPage(
             component=rows[j],
