@@ -8,7 +8,6 @@ row.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -78,7 +77,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-AnyRun = Run | str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
+AnyRun = Run | AnyPath
 AnyDecomposition = Decomposition | str | None
 
 
@@ -98,9 +98,7 @@ class Records(list[T]):
             import pandas as pd
         except ImportError as error:
             raise UserError("This needs pandas: pip install 'npeff[pandas]'.") from error
-        names = [field.name for field in dataclasses.fields(self[0])] if self else ["number"]  # type: ignore[arg-type]
-        rows = [[getattr(record, name) for name in names] for record in self]
-        return pd.DataFrame(rows, columns=names).set_index("number")
+        return (pd.DataFrame(self) if self else pd.DataFrame(columns=["number"])).set_index("number")
 
 
 @dataclass(frozen=True)
@@ -159,10 +157,10 @@ def open_run(path: AnyRun) -> Run:
 
 
 @overload
-def collect_run(path: str | os.PathLike[str], *, dry_run: Literal[True], **options: Any) -> Estimate: ...
+def collect_run(path: AnyPath, *, dry_run: Literal[True], **options: Any) -> Estimate: ...
 @overload
-def collect_run(path: str | os.PathLike[str], *, dry_run: Literal[False] = ..., **options: Any) -> Run: ...
-def collect_run(path: str | os.PathLike[str], *, dry_run: bool = False, **options: Any) -> Run | Estimate:
+def collect_run(path: AnyPath, *, dry_run: Literal[False] = ..., **options: Any) -> Run: ...
+def collect_run(path: AnyPath, *, dry_run: bool = False, **options: Any) -> Run | Estimate:
     """Collect per-example Fishers into a directory, or continue there.
 
     For example `collect_run("runs/x", model="gpt2", task="sst2", data="reviews.csv", limit=1000)`.
@@ -233,25 +231,23 @@ def list_components(run: AnyRun, decomposition: str | None = None, count: int = 
     run = open_run(run)
     name = choose_decomposition(run.path, decomposition)
     themes, texts = Themes(run, name).current(), run.table["text"]
-    components = Records[Component]()
-    for each in read_analysis(run, name).component:
-        first = each.orderings[0]
-        components.append(
-            Component(
-                number=each.number,
-                theme=themes[each.number].theme if each.number in themes else None,
-                energy=each.energy,
-                density=each.density,
-                prediction_purity=each.prediction_purity,
-                label_purity=each.label_purity,
-                lnp_tuned=each.lnp_tuned,
-                labels=first.labels,
-                predictions=first.predictions,
-                top=[texts[i].as_py() for i in first.top[:count]],
-                shares=first.shares and first.shares[:count],
-            )
+    return Records(
+        Component(
+            number=each.number,
+            theme=themes[each.number].theme if each.number in themes else None,
+            energy=each.energy,
+            density=each.density,
+            prediction_purity=each.prediction_purity,
+            label_purity=each.label_purity,
+            lnp_tuned=each.lnp_tuned,
+            labels=first.labels,
+            predictions=first.predictions,
+            top=[texts[i].as_py() for i in first.top[:count]],
+            shares=first.shares and first.shares[:count],
         )
-    return components
+        for each in read_analysis(run, name).component
+        for first in each.orderings[:1]
+    )
 
 
 def list_examples(run: AnyRun, decomposition: AnyDecomposition = None) -> Records[Example]:
@@ -272,11 +268,7 @@ def list_examples(run: AnyRun, decomposition: AnyDecomposition = None) -> Record
 
 
 def top_examples(
-    run: AnyRun,
-    component: int,
-    decomposition: AnyDecomposition = None,
-    count: int = 8,
-    order: Order = "positive",
+    run: AnyRun, component: int, decomposition: AnyDecomposition = None, count: int = 8, order: Order = "positive"
 ) -> Records[Example]:
     """The examples that use a component most.
 
@@ -375,17 +367,12 @@ def perturb_components(run: AnyRun, component: Iterable[int] = (), **options: An
     return results
 
 
-def push_run(run: AnyRun, to: str | os.PathLike[str], rows: bool = False, public: bool = False) -> str:
+def push_run(run: AnyRun, to: AnyPath, rows: bool = False, public: bool = False) -> str:
     """Share a run in a folder, a zip file or on the Hub (`hf://owner/name`); returns a hash to pull just this by."""
     return push(PushConfig(_path(run), os.fspath(to), rows, public))
 
 
-def pull_run(
-    source: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    revision: str | None = None,
-    sha256: str | None = None,
-) -> Run:
+def pull_run(source: AnyPath, path: AnyPath, revision: str | None = None, sha256: str | None = None) -> Run:
     """Get a shared run from a folder, a zip file or the Hub into the new directory `path`, checked by hash."""
     return pull(PullConfig(os.fspath(source), os.fspath(path), revision, sha256))
 

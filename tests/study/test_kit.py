@@ -10,8 +10,9 @@ import pytest
 
 from npeff.store.run import Run
 from npeff.study.config import MakeConfig
-from npeff.study.kit import Answer, Sheet, read_key, read_kit, read_sheet, write_sheet
+from npeff.study.kit import Answer, Sheet, read_key, read_kit, read_sheet
 from npeff.study.make import make
+from npeff.utils.configs import replace, write_record
 from npeff.utils.errors import UserError
 from tests.study.conftest import drawn
 
@@ -112,7 +113,7 @@ def test_damaged_answers_are_refused(made: Path, tmp_path: Path, changes: dict[s
 def test_answers_survive_a_round_trip(made: Path, tmp_path: Path) -> None:
     kit = read_kit(made)
     sheet = drawn(5, read_key(made, kit), "Zoë", source="judge:x/y")
-    write_sheet(tmp_path / "a.json", kit, sheet)
+    write_record(tmp_path / "a.json", replace(sheet, kit=kit.id))
     words = {n: Answer(a.theme, "" if a.theme == "no" else a.words) for n, a in sheet.answers.items()}
     assert read_sheet(tmp_path / "a.json", kit) == Sheet("Zoë", words, "judge:x/y")
 

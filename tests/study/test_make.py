@@ -17,11 +17,12 @@ from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask
 from npeff.study.config import MakeConfig, ScoreConfig
-from npeff.study.kit import Answer, KeyEntry, Sheet, read_key, read_kit, write_sheet
+from npeff.study.kit import Answer, KeyEntry, Sheet, read_key, read_kit
 from npeff.study.make import CUT, LONGEST, about_task, deal, make
 from npeff.study.score import score
 from npeff.tasks.config import BUILTIN
 from npeff.tasks.task import load_task
+from npeff.utils.configs import write_record
 from npeff.utils.errors import UserError
 from tests.synthetic import add_decomposition, make_run
 
@@ -178,7 +179,7 @@ def test_the_command_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtur
     make_it = ["study", "make", str(run.path), str(out), "--decomposition", "npeff", "--groups", "6"]
     assert cli.main(make_it) == 0
     kit = read_kit(out)
-    write_sheet(tmp_path / "ada.json", kit, Sheet("Ada", {1: Answer("yes", "numbers")}))
+    write_record(tmp_path / "ada.json", Sheet("Ada", {1: Answer("yes", "numbers")}, kit=kit.id))
     assert cli.main(["study", "score", str(out), str(tmp_path / "ada.json")]) == 0
     assert re.search(r"Ada \| npeff", capsys.readouterr().out)
     assert cli.main(["study", "score", str(out), str(tmp_path / "absent.json")]) == 2

@@ -13,9 +13,9 @@ import pytest
 from npeff.explore.themes import Themes
 from npeff.store.run import Run
 from npeff.study.config import ScoreConfig
-from npeff.study.kit import Answer, Sheet, read_key, read_kit, write_sheet
+from npeff.study.kit import Answer, Sheet, read_key, read_kit
 from npeff.study.score import count, kappa, save_themes, score
-from npeff.utils.configs import replace
+from npeff.utils.configs import replace, write_record
 from npeff.utils.errors import UserError
 from tests.study.conftest import drawn
 from tests.synthetic import add_decomposition, make_run
@@ -29,7 +29,7 @@ def test_the_papers_table_in_small(made: Path, tmp_path: Path, capsys: pytest.Ca
     tops = [e.number for e in key.groups if e.decomposition == "npeff"]
     random = [e.number for e in key.groups if e.decomposition is None]
     other = {**right, tops[0]: Answer("no"), random[0]: Answer("maybe", "a | *guess*")}
-    write_sheet(tmp_path / "ada.json", kit, Sheet("Ada", right))
+    write_record(tmp_path / "ada.json", Sheet("Ada", right, kit=kit.id))
     lines = [["group", "theme", "description"], *([n, a.theme.upper(), a.words] for n, a in other.items())]
     with (tmp_path / "bob.csv").open("w", newline="") as handle:
         csv.writer(handle).writerows(lines)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from npeff.decompose.base import Decomposition
 from npeff.perturb.records import ComponentRecord, Made, Summary, identity, read_records, summarise
@@ -21,7 +19,7 @@ from npeff.utils.files import sha256
 
 @dataclass(frozen=True)
 class About:
-    """What a perturbation did."""
+    """What a perturbation did, in a line."""
 
     name: str
     """Its name."""
@@ -35,16 +33,6 @@ class About:
     """Top examples that were measured."""
     random: int
     """Random examples that were measured."""
-    protocol: str
-    """heldout, or paper: then the ratios are in-sample."""
-
-
-@dataclass(frozen=True)
-class Perturbed:
-    """A perturbation in a line."""
-
-    about: About
-    """What it did."""
     summary: Summary
     """Means over its components."""
 
@@ -73,25 +61,17 @@ class Measured:
     """Where the change lives."""
 
 
-Perturbation = tuple[About, dict[int, ComponentRecord], Summary]
-"""Results of one `npeff perturb`, as far as it has come: what it did, component → what was measured, all together."""
+Perturbation = tuple[About, dict[int, ComponentRecord]]
+"""Results of one `npeff perturb`, as far as it has come: what it did, and component → what was measured."""
 
 
 def digests(run: Run) -> dict[str, str]:
-    """What the perturbations of a run are read from.
-
-    Args:
-        run: The run.
-
-    Returns:
-        Perturbation → digest of its files.
-    """
-    digest = {}
-    for folder in _folders(run):
-        files = (folder / "config.json", *sorted((folder / "components").glob("*.json")))
-        lines = "\n".join(f"{file.name} {sha256(file)}" for file in files)
-        digest[folder.name] = hashlib.sha256(lines.encode()).hexdigest()
-    return digest
+    """SHA-256 of each file that the perturbations of a run are read from, by its place among them."""
+    folder = run.path / PERTURBATIONS
+    files = sorted(
+        file for pattern in ("config", "components/*", "nulls/*") for file in folder.glob(f"*/{pattern}.json")
+    )
+    return {file.relative_to(folder).as_posix(): sha256(file) for file in files}
 
 
 def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> list[Perturbation]:
@@ -109,8 +89,8 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         UserError: The files of a perturbation are damaged.
     """
     perturbations = []
-    for folder in _folders(run):
-        made = read_record(Made, folder / "config.json")
+    for file in sorted((run.path / PERTURBATIONS).glob("*/config.json")):
+        folder, made = file.parent, read_record(Made, file)
         config = made.config
         try:
             key = identity(run, decomposition, config, made.evaluated)
@@ -123,32 +103,24 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         every = read_records(folder, made.key) if fits else []
         records = {record.component: record for record in every if record.kind == "component"}
         if records:
-            about = About(folder.name, *did, protocol=config.get("protocol", "paper"))
-            perturbations.append((about, records, summarise(every, about.protocol)))
+            summary = summarise(every, config.get("protocol", "paper"))
+            perturbations.append((About(folder.name, *did, summary), records))
     return perturbations
 
 
-def _folders(run: Run) -> list[Path]:
-    return sorted(path.parent for path in (run.path / PERTURBATIONS).glob("*/config.json"))
-
-
-def in_lines(perturbations: Sequence[Perturbation]) -> list[Perturbed]:
-    """Every perturbation in a line."""
-    return [Perturbed(about, summary) for about, _, summary in perturbations]
-
-
-def largest_ratios(perturbations: Sequence[Perturbation], components: int) -> list[float | None] | None:
-    """How strongly each component was seen to act.
+def heldout_ratios(perturbations: Sequence[Perturbation], components: int) -> list[float | None] | None:
+    """How strongly each component acts on held-out examples, by the perturbation that has most components.
 
     Args:
         perturbations: Perturbations of a decomposition.
         components: Number of its components C.
 
     Returns:
-        The largest KL ratio of each component, [C]; None if there is no perturbation.
+        The KL ratio of each component, [C]; None if there is no held-out perturbation.
     """
-    ratios = [[records[j].best.ratio for _, records, _ in perturbations if j in records] for j in range(components)]
-    return [max(each, default=None) for each in ratios] if perturbations else None
+    held_out = [records for about, records in perturbations if about.summary.protocol == "heldout"]
+    records = max(held_out, key=len, default={})
+    return [records[j].best.ratio if j in records else None for j in range(components)] if records else None
 
 
 def of_component(perturbations: Sequence[Perturbation], component: int) -> list[Measured]:
@@ -161,8 +133,13 @@ def of_component(perturbations: Sequence[Perturbation], component: int) -> list[
     Returns:
         The results of each perturbation that has it.
     """
-    measured = [(about, records[component]) for about, records, _ in perturbations if component in records]
-    return [Measured(about, replace(record, where=[]), heat_map(record.where)) for about, record in measured]
+    measured = [(about, records[component]) for about, records in perturbations if component in records]
+    return [Measured(about, _light(record), heat_map(record.where)) for about, record in measured]
+
+
+def _light(record: ComponentRecord) -> ComponentRecord:
+    """A record without what the page does not show."""
+    return replace(record, where=[], best=replace(record.best, top_kls=[], random_kls=[]))
 
 
 def heat_map(where: Sequence[Place]) -> HeatMap:

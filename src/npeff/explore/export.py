@@ -43,7 +43,7 @@ from npeff.utils.progress import progress
 from npeff.utils.text import cut, rounded, short
 from npeff.utils.version import __version__
 
-FORMAT = 3
+FORMAT = 4
 MARKER = "site.json"
 _SITE = resources.files("npeff") / "explore" / "site"
 ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
@@ -110,8 +110,7 @@ def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
         UserError: `out` holds something else.
     """
     default = choose_decomposition(run.path, decomposition)
-    analyses = [read_analysis(run, name) for name in decomposition_names(run.path)]
-    analyses.sort(key=lambda analysis: METHODS.index(analysis.method))  # NPEFF is what people come for
+    analyses = read_analyses(run)
     names = [analysis.name for analysis in analyses]
     made = _made(run, names, default)
     if (out / MARKER).is_file() and read_json(out / MARKER) == made:
@@ -131,10 +130,16 @@ def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
         summaries = [_write_decomposition(folder, number, run, each, relations) for number, each in enumerate(analyses)]
         pairs = relations.lines([analysis.tuned_predictions for analysis in analyses])
         at = names.index(default)
-        _write(folder, "run", Site(_facts(run), len(texts), BLOCK, at, summaries, pairs, relations.chains))
+        _write(folder, "run", Site(list(facts(run).items()), len(texts), BLOCK, at, summaries, pairs, relations.chains))
         _write_themes(folder, run, names)
         write_json(folder / MARKER, made)
     return out / "index.html"
+
+
+def read_analyses(run: Run) -> list[Analysis]:
+    """An analysis of every decomposition; those of NPEFF, which is what people come for, are the first."""
+    analyses = [read_analysis(run, name) for name in decomposition_names(run.path)]
+    return sorted(analyses, key=lambda analysis: METHODS.index(analysis.method))
 
 
 def _made(run: Run, names: list[str], default: str) -> dict[str, Any]:
@@ -176,22 +181,27 @@ def _write_themes(folder: Path, run: Run, names: list[str]) -> None:
             write_text(path, text)
 
 
-def _facts(run: Run) -> list[tuple[str, str | int]]:
-    """What the overview says about the run."""
-    manifest, table = run.manifest, run.table
-    task = manifest.task
-    right = accuracy(table, task.labels)
-    return [
-        ("model", manifest.model),
-        ("task", task.name),
-        ("prompt", task.prefix + task.prompt),
-        ("answers", ", ".join(task.labels) or "every next token"),
-        ("examples", len(table)),
-        *([] if right is None else [("accuracy", f"{right:.1%}")]),
-        ("parameters", manifest.parameters),
-        ("rows", int(table["rank"].to_numpy().sum())),
-        ("npeff", manifest.npeff),
-    ]
+def facts(run: Run) -> dict[str, str | int]:
+    """What there is to say about a run in a few words.
+
+    Args:
+        run: The run.
+
+    Returns:
+        Name of a fact → the fact; an accuracy only where there are labels.
+    """
+    manifest, task, right = run.manifest, run.manifest.task, accuracy(run.table, run.manifest.task.labels)
+    return {
+        "model": manifest.model,
+        "task": task.name,
+        "prompt": task.prefix + task.prompt,
+        "answers": ", ".join(task.labels) or "every next token",
+        "examples": len(run.table),
+        **({} if right is None else {"accuracy": f"{right:.1%}"}),
+        "parameters": manifest.parameters,
+        "rows": int(run.table["rank"].to_numpy().sum()),
+        "npeff": manifest.npeff,
+    }
 
 
 def _losses(path: Path) -> list[float]:
@@ -224,10 +234,9 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
     table = pages.component_table(rows, texts, decomposition, relations.stability(number), perturbations)
     _write(folder, f"{number}/components", table)
     shown = _shown(run, texts)
-    orders = {order: columns(decomposition.scores(order)) for order in decomposition.orders}
-    for j in progress(range(len(rows)), desc=f"Page of {name}", unit="component"):
-        scores = {order: next(column) for order, column in orders.items()}
-        rankings = pages.rank_examples(j, scores, decomposition, examples, analysis.top)
+    scores = zip(*(columns(decomposition.scores(order)) for order in decomposition.orders), strict=True)
+    for j, of_j in enumerate(progress(scores, desc=f"Page of {name}", unit="component", total=len(rows))):
+        rankings = pages.rank_examples(j, of_j, decomposition, examples, analysis.top)
         wanted = {i for ranking in rankings for part in ranking.lists for i in part.examples}
         page = pages.ComponentPage(
             component=rows[j],
@@ -253,9 +262,6 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
 
 def _shown(run: Run, texts: list[str]) -> list[pages.Shown]:
     """What a component's page says about each example."""
-    labels = label_texts(run.table, run.manifest.task.labels)
-    predictions, probabilities = run.table["prediction_text"].to_pylist(), run.table["probability"].to_pylist()
-    return [
-        (cut(text, pages.LONGEST), label, prediction, short(probability))
-        for text, label, prediction, probability in zip(texts, labels, predictions, probabilities, strict=True)
-    ]
+    labels, predictions = label_texts(run.table, run.manifest.task.labels), run.table["prediction_text"].to_pylist()
+    probabilities = map(short, run.table["probability"].to_pylist())
+    return list(zip((cut(text, pages.LONGEST) for text in texts), labels, predictions, probabilities, strict=True))

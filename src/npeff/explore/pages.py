@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,9 +13,8 @@ from npeff.analyse.ranking import bands, highlights, top_examples
 from npeff.analyse.records import ComponentAnalysis
 from npeff.analyse.relations import Relatives
 from npeff.analyse.tunings import Classes, Examples
-from npeff.decompose.base import Decomposition, Order
-from npeff.explore import evidence
-from npeff.explore.evidence import Measured, Perturbation, Perturbed
+from npeff.decompose.base import Decomposition
+from npeff.explore.evidence import About, Measured, Perturbation, heldout_ratios
 from npeff.utils.text import cut, rounded
 from npeff.utils.types import Array
 
@@ -59,8 +58,8 @@ class ComponentTable:
     stability: list[float] | None
     """Mean similarity with its matches in other seeds, if there are any."""
     kl_ratio: list[float | None] | None
-    """Largest KL ratio of its perturbations; None if no component was perturbed."""
-    perturbations: list[Perturbed]
+    """KL ratio on held-out examples; None if no component was perturbed so."""
+    perturbations: list[About]
     """Every perturbation of the decomposition in a line."""
 
 
@@ -183,19 +182,19 @@ def component_table(
         y=y,
         highlights=[row.number for row in highlights(rows)],
         stability=stability,
-        kl_ratio=evidence.largest_ratios(perturbations, len(rows)),
-        perturbations=evidence.in_lines(perturbations),
+        kl_ratio=heldout_ratios(perturbations, len(rows)),
+        perturbations=[about for about, _ in perturbations],
     )
 
 
 def rank_examples(
-    number: int, scores: Mapping[Order, Array], decomposition: Decomposition, examples: Examples, top: int
+    number: int, scores: Sequence[Array], decomposition: Decomposition, examples: Examples, top: int
 ) -> list[Ranking]:
     """The examples of a component, under each way of ranking them.
 
     Args:
         number: The component.
-        scores: Ordering → the component's scores [m].
+        scores: The component's scores [m] under each of the decomposition's orderings.
         decomposition: The decomposition.
         examples: Labels, predictions, and which examples are usable.
         top: Top examples that are counted in the cross table.
@@ -204,7 +203,7 @@ def rank_examples(
         Lists of examples: the top, and bands further down.
     """
     rankings = []
-    for order, column in scores.items():
+    for order, column in zip(decomposition.orders, scores, strict=True):
         ranking = top_examples(column, examples.usable)
         spans = [range(min(TOP, len(ranking))), *(span for _, span in bands(len(ranking), TOP, BAND, FRACTIONS))]
         lists = [_list(span.start, ranking[span.start : span.stop], number, decomposition) for span in spans]

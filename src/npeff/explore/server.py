@@ -79,13 +79,8 @@ def make_server(site: Path, port: int = 0, api: Api | None = None) -> ThreadingH
     """
     if not (site / MARKER).is_file():
         raise UserError(f"{site} is not an exported page.")
-
-    class Handler(_Handler):
-        root = site.resolve()
-
-    Handler.api = api
     try:
-        return _Server((LOOPBACK, port), Handler)
+        return _Server((LOOPBACK, port), type("Handler", (_Handler,), {"root": site.resolve(), "api": api}))
     except OSError as error:
         raise UserError(f"Cannot listen on port {port}: {error.strerror}. Choose another --port.") from error
 

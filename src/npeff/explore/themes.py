@@ -3,8 +3,8 @@
     RUN/annotations/NAME.jsonl    one JSON object a line, the oldest first; no line is ever changed or removed
 
 A line names the decomposition's tensors, so that themes of a decomposition that was replaced are not shown for the new
-one. A line counts once its line break is there: what a killed writer left behind is ignored, and cut off by the next
-writer. Lines of version 0.1.0 say `label` for `theme`.
+one. A line counts once its line break is there: what is left of a torn one is ignored, and cut off by the next writer.
+Lines of version 0.1.0 say `label` for `theme`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import json
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from npeff.store.layout import THEMES, decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.utils.configs import from_dict, read_record, to_dict
 from npeff.utils.errors import UserError
-from npeff.utils.files import disk_errors, only_one, with_seal, without_seal, write_json, write_text
+from npeff.utils.files import only_one, remove_partials, whole_file, with_seal, without_seal, write_json
 from npeff.utils.report import Column, Table
 from npeff.utils.text import is_text
 
@@ -62,7 +61,8 @@ class Themes:
         self.name = name
         self.path = run.path / THEMES / f"{name}.jsonl"
         self._config = decomposition_folder(run.path, name) / "config.json"
-        self._fingerprint, self.components = self._read_config()
+        self.fingerprint, self.components = self._read_config()
+        """SHA-256 of the decomposition's tensors, and the number of its components."""
 
     def current(self) -> dict[int, Theme]:
         """What is said about the components now.
@@ -108,19 +108,18 @@ class Themes:
         who = " ".join(texts["who"].split()) or system_user()
         when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         added = Theme(component, " ".join(theme.split()), note.strip(), who, when, source)
-        line = json.dumps(with_seal({**to_dict(added), "decomposition": self._fingerprint})) + "\n"
+        line = json.dumps(with_seal({**to_dict(added), "decomposition": self.fingerprint})) + "\n"
         with only_one(self.path.parent, wait=_PATIENCE):
             if not self.is_current():
                 raise UserError(f"Decomposition {self.name!r} was replaced meanwhile. Start again to see the new one.")
-            if not self.path.exists():
-                write_text(self.path, "")  # has the file's name on the disk, too
-            with disk_errors(self.path):
-                _append(self.path, line.encode("ascii"))
+            remove_partials(self.path.parent)
+            with whole_file(self.path) as new:
+                new.write_bytes(self._whole_lines() + line.encode("ascii"))
         return added
 
     def is_current(self) -> bool:
         """Whether the decomposition is still the one that this was opened for."""
-        return self._config.is_file() and self._read_config()[0] == self._fingerprint
+        return self._config.is_file() and self._read_config()[0] == self.fingerprint
 
     def _read_config(self) -> tuple[str, int]:
         """SHA-256 of the decomposition's tensors, and the number of its components."""
@@ -129,15 +128,17 @@ class Themes:
 
     def _read(self) -> list[Theme]:
         """Themes of this decomposition, the oldest first."""
+        lines = enumerate(self._whole_lines().splitlines(), 1)
+        entries = [self._parse(line, number) for number, line in lines if line.strip()]
+        return [theme for fingerprint, theme in entries if fingerprint == self.fingerprint]
+
+    def _whole_lines(self) -> bytes:
+        """The journal up to its last line break."""
         try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            return []
+            content = self.path.read_bytes() if self.path.exists() else b""
         except OSError as error:
             raise UserError(f"Cannot read {self.path}: {error.strerror}.") from error
-        lines = content[: _whole(content)].splitlines()
-        entries = [self._parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
-        return [theme for fingerprint, theme in entries if fingerprint == self._fingerprint]
+        return content[: content.rfind(b"\n") + 1]
 
     def _parse(self, line: bytes, number: int) -> tuple[str, Theme]:
         """The decomposition that a line is about, and what it says. What only later versions know is left alone."""
@@ -153,27 +154,6 @@ class Themes:
                 f"{self.path}, line {number} is damaged ({error}). Correct or delete this line; the others are kept."
             ) from error
         return values["decomposition"], theme
-
-
-def _whole(content: bytes) -> int:
-    """Length of the whole lines of a journal."""
-    return content.rfind(b"\n") + 1
-
-
-def _append(path: Path, line: bytes) -> None:
-    """Put a line behind the whole ones of a file, on the disk; if that fails the file stays as it was."""
-    with path.open("a+b", buffering=0) as handle:
-        handle.seek(0)
-        end = _whole(handle.read())
-        handle.truncate(end)
-        try:
-            if handle.write(line) != len(line):  # the disk is full; the next write says so
-                handle.truncate(end)
-                handle.write(line)
-            os.fsync(handle.fileno())
-        except OSError:
-            handle.truncate(end)
-            raise
 
 
 def system_user() -> str:

@@ -299,7 +299,8 @@ class Lifter:
         """Forward passes of one example that lifting the sums takes about as long as."""
         J = len(sums.vectors)
         shared = set(sums.weights) == {"gradient"} or int(self._sources["fisher"].ranks.max()) == 1
-        return len(self.examples(sums)) * (2 + J if shared else 1 + 2 * J)
+        products = sum(len(self.examples(sums.take([j]))) for j in range(J))
+        return len(self.examples(sums)) * (2 if shared else 1 + J) + products
 
     def _add_batch(self, sums: RowSums, examples: list[int], totals: dict[str, torch.Tensor]) -> None:
         """Add what a batch of examples brings to every vector: totals[module] is [J, d_out, columns]."""

@@ -10,12 +10,10 @@ from string import Template
 
 from npeff.analyse.ranking import highlights
 from npeff.analyse.records import KINDS, TITLES, Analysis, Rate
-from npeff.analyse.run import read_analysis
-from npeff.decompose.config import METHODS
+from npeff.explore.export import facts, read_analyses
 from npeff.explore.themes import Themes
 from npeff.share.hub import HUB_ID
-from npeff.store.examples import accuracy
-from npeff.store.layout import PERTURBATIONS, decomposition_names
+from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
 from npeff.utils.files import read_json
 from npeff.utils.report import Column, Table, as_literal, as_markdown
@@ -24,6 +22,9 @@ from npeff.utils.text import percent, shorten
 SHOWN_COMPONENTS = 8
 SHOWN_EXAMPLES = 4
 _LONGEST = 140
+_LISTED = 10
+"""Answers of the task that are named."""
+_NOT_SHARED = "not shared; `npeff verify RUN` collects them again"
 
 
 def make_card(run: Run, address: str | None, rows: bool) -> str:
@@ -38,8 +39,7 @@ def make_card(run: Run, address: str | None, rows: bool) -> str:
         The card as Markdown, behind the metadata that the Hub reads.
     """
     model = _model(run)
-    analyses = [read_analysis(run, name) for name in decomposition_names(run.path)]
-    analyses.sort(key=lambda analysis: METHODS.index(analysis.method))  # NPEFF first
+    analyses = read_analyses(run)
     return Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
         base_model=f"\nbase_model: {model}" if HUB_ID.fullmatch(model) and not Path(model).exists() else "",
         model=_inline(model),
@@ -65,24 +65,16 @@ def _model(run: Run) -> str:
 
 def _facts(run: Run, rows: bool) -> Table:
     """What was asked of which model. Runs of other software may not say everything."""
-    manifest, task, config = run.manifest, run.manifest.task, run.manifest.config
-    labels, directions, sketch = task.labels, config.get("directions"), config.get("sketch")
-    right = accuracy(run.table, labels)
-    facts = {
-        "model": _model(run),
-        "task": task.name,
-        "prompt": task.prefix + task.prompt,
-        "answers": f"{', '.join(labels[:10])}{' …' if labels[10:] else ''}" if labels else "every next token",
-        "examples": f"{len(run.table):,}",
-        "accuracy": None if right is None else f"{right:.1%}",
-        "parameters": f"{manifest.parameters:,}",
-        "directions": str(directions.get("directions")) if isinstance(directions, dict) else None,
-        "sketch": f"{sketch.get('sketch')}, {sketch.get('dim')} entries" if isinstance(sketch, dict) else None,
-        "collected rows": "shared" if rows else "not shared; `npeff verify RUN` collects them again",
-        "npeff": manifest.npeff,
-    }
-    known = [(name, shorten(fact, 400)) for name, fact in facts.items() if fact is not None]
-    return Table("", [Column(""), Column("")], [*known])
+    labels, directions, sketch = run.manifest.task.labels, *map(run.manifest.config.get, ("directions", "sketch"))
+    known = facts(run) | {"model": _model(run), "rows": "shared" if rows else _NOT_SHARED}
+    if len(labels) > _LISTED:
+        known["answers"] = f"{', '.join(labels[:_LISTED])} …"
+    if isinstance(directions, dict):
+        known["directions"] = str(directions.get("directions"))
+    if isinstance(sketch, dict):
+        known["sketch"] = f"{sketch.get('sketch')}, {sketch.get('dim')} entries"
+    shown = ((name, f"{fact:,}" if isinstance(fact, int) else shorten(fact, 400)) for name, fact in known.items())
+    return Table("", [Column(""), Column("")], [*shown])
 
 
 def _decompositions(analyses: list[Analysis]) -> Table:
@@ -122,8 +114,7 @@ def _components(run: Run, analysis: Analysis) -> str:
 def _perturbations(run: Run) -> str:
     """What perturbing the model along components did, where that was measured."""
     columns = [Column("perturbation"), Column("components"), Column("KL ratio", ".3g"), Column("norm ratio", ".2f")]
-    table = Table("", columns)
-    for file in sorted((run.path / PERTURBATIONS).glob("*/results.json")):
-        summary = read_json(file).get("summary", {})
-        table.rows.append([file.parent.name, *map(summary.get, ("components", "kl_ratio", "norm_ratio"))])
-    return table.markdown() if table.rows else "This was not measured."
+    files = sorted((run.path / PERTURBATIONS).glob("*/results.json"))
+    summaries = {file.parent.name: read_json(file).get("summary", {}) for file in files}
+    rows = [(name, *map(summary.get, ("components", "kl_ratio", "norm_ratio"))) for name, summary in summaries.items()]
+    return Table("", columns, [*rows]).markdown() if rows else "This was not measured."

@@ -22,6 +22,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.hf_api import RepoFile
 from tqdm import tqdm
 
 from npeff.utils.errors import UserError
@@ -134,8 +137,6 @@ class Hub:
     """A model repository on the Hugging Face Hub. Which Hub, and who is logged in, is left to the Hub's client."""
 
     def __init__(self, name: str, revision: str | None, public: bool) -> None:
-        from huggingface_hub import HfApi
-
         self.name, self.repository, self._api = name, name.removeprefix(HUB), HfApi()
         self._revision, self._public = revision, public
 
@@ -145,9 +146,6 @@ class Hub:
         Returns:
             Name → bytes; empty also for a repository that this user may not see.
         """
-        from huggingface_hub.errors import RepositoryNotFoundError
-        from huggingface_hub.hf_api import RepoFile
-
         with self._errors():
             try:
                 self._revision = self._api.model_info(self.repository, revision=self._revision).sha
@@ -182,8 +180,6 @@ class Hub:
         Returns:
             Address of the commit.
         """
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
         stale = self.sizes().keys() - files.keys()
         with self._errors(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*commit a data file.*")  # the table of examples

@@ -17,7 +17,7 @@ from huggingface_hub import get_session
 from tqdm import tqdm
 
 from npeff.study.config import JudgeConfig
-from npeff.study.kit import CHOICES, LONGEST, Answer, Kit, Sheet, read_key, read_kit, write_sheet
+from npeff.study.kit import CHOICES, LONGEST, Answer, Kit, Sheet, read_key, read_kit
 from npeff.study.score import save_themes
 from npeff.utils.configs import read_record, write_record
 from npeff.utils.errors import UserError
@@ -91,9 +91,9 @@ def judge(config: JudgeConfig) -> Path | None:
     said = {number: known.reply or "" for number, known in replies.items()}
     read = {number: answer for number, text in said.items() if (answer := parse(text)) is not None}
     unread = {number: text for number, text in said.items() if number not in read}
-    sheet = Sheet(config.model[: LONGEST["who"]], read, f"judge:{config.model}"[: LONGEST["source"]], unread)
+    sheet = Sheet(config.model[: LONGEST["who"]], read, f"judge:{config.model}"[: LONGEST["source"]], unread, kit.id)
     path = Path(config.kit) / f"answers-judge-{folder.name}.json"
-    write_sheet(path, kit, sheet)
+    write_record(path, sheet)
     if unread:
         print(
             f"{len(unread)} of {len(replies)} replies are not in the form that was asked for. They are kept as they "

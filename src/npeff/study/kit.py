@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from npeff.explore.themes import PERSON
-from npeff.utils.configs import read_record, to_dict, write_record
+from npeff.utils.configs import read_record, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.version import __version__
 
@@ -296,11 +296,6 @@ def read_sheet(path: Path, kit: Kit) -> Sheet:
     if not answers:
         raise UserError(f"{path} has no answers. Was the form saved after it was filled in?")
     return Sheet((" ".join(who.split()) or path.stem)[: LONGEST["who"]], answers, source)
-
-
-def write_sheet(path: Path, kit: Kit, sheet: Sheet) -> None:
-    """Write answers the way the page does."""
-    write_record(path, replace(sheet, kit=kit.id))
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:

@@ -21,8 +21,9 @@ import yaml
 
 from npeff.analyse.ranking import distinct, top_examples
 from npeff.decompose.run import open_decomposition
+from npeff.explore.themes import Themes
 from npeff.store.examples import encode
-from npeff.store.layout import choose_decomposition, decomposition_folder
+from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask
 from npeff.study.config import MakeConfig
@@ -62,7 +63,7 @@ def make(config: MakeConfig) -> Path:
     groups = tuple(Group(entry.number, form, pool.shown(entry.examples)) for form, entry in dealt)
     preamble = tuple(text.format(size=config.size, about=about) for text in TEXTS["preamble"])
     kit = Kit(preamble, samples, groups)
-    tensors = {name: read_object(decomposition_folder(run.path, name) / "config.json")["sha256"] for name in names}
+    tensors = {name: Themes(run, name).fingerprint for name in names}
     options = {option: value for option, value in to_dict(config).items() if option != "out"}
     key = Key(kit.id, run.fingerprint, tensors, tuple(entry for _, entry in dealt), options)
     out = Path(config.out)

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from npeff.analyse.tunings import wilson
 from npeff.explore.themes import LONGEST, Themes
-from npeff.store.layout import decomposition_folder
 from npeff.store.run import Run
 from npeff.study.config import ScoreConfig
 from npeff.study.kit import Key, Sheet, read_key, read_kit, read_sheets
 from npeff.utils.configs import write_record
 from npeff.utils.errors import UserError
-from npeff.utils.files import read_object
 from npeff.utils.report import Cell, Column, Table, as_markdown, write_report
 from npeff.utils.text import shorten
 from npeff.utils.version import __version__
@@ -154,13 +152,13 @@ def save_themes(path: str, key: Key, sheets: Sequence[Sheet]) -> int:
     Raises:
         UserError: The kit was made of another run, or of a decomposition that was replaced since.
     """
-    run, journals, saved = Run.open(path), {}, 0
+    run, saved = Run.open(path), 0
     if run.fingerprint != key.run:
         raise UserError(f"The kit was made of another run than {path}.")
-    for name, tensors in key.decompositions.items():
-        if read_object(decomposition_folder(run.path, name) / "config.json").get("sha256") != tensors:
+    journals = {name: Themes(run, name) for name in key.decompositions}
+    for name, journal in journals.items():
+        if journal.fingerprint != key.decompositions[name]:
             raise UserError(f"Decomposition {name!r} of {path} was replaced since the kit was made: other components.")
-        journals[name] = Themes(run, name)
     for entry, sheet in product(key.groups, sheets):
         answer = sheet.answers.get(entry.number)
         if answer is None or entry.decomposition is None or entry.component is None:

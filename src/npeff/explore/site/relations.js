@@ -212,8 +212,8 @@ function perturbationsOverview(d, { table }) {
   return [el("h2", {}, "Perturbations"),
     el("div", { class: "scroll" }, el("table", { id: "perturbations" },
       el("thead", {}, el("tr", {}, heads.map(([title, kind, word = title]) => el("th", { scope: "col", class: kind }, WORDS[word] ? worded(word, title) : title)))),
-      el("tbody", {}, table.perturbations.map((line) => el("tr", {}, el("th", { scope: "row" }, line.about.name),
-        [line.about.direction, line.about.way, line.about.at].map((text) => el("td", {}, text)),
+      el("tbody", {}, table.perturbations.map((line) => el("tr", {}, el("th", { scope: "row" }, line.name),
+        [line.direction, line.way, line.at].map((text) => el("td", {}, text)),
         [line.summary.components, times(line.summary.kl_ratio), times(line.summary.predicted_ratio), times(line.summary.norm_ratio)].map((text) => el("td", { class: "number" }, text))))))),
     el("p", { class: "quiet small" }, "Geometric means over the components that were perturbed.")];
 }
