@@ -272,7 +272,7 @@ class Evaluator:
                     for place, (ranked, top) in enumerate(zip(subject.tune, before, strict=True))
                     for trial in self._try(change, ranked, top, sketched, config)
                 ]
-                reached = [pair for pair in tried if config.magnitude or pair[0].top_kl >= REACHED * config.target_kl]
+                reached = [pair for pair in tried if config.magnitude or pair[0].top_kl >= REACHED * config.aim]
                 chosen, place = max(reached or tried, key=lambda pair: pair[0].ratio)
                 weights.restore()
                 ranked = subject.test[place]
@@ -311,7 +311,7 @@ class Evaluator:
         config: PerturbConfig,
     ) -> Iterator[Trial]:
         """Both signs on the tune part, at the length that gives its top examples the KL that is asked for."""
-        size = config.magnitude or self._guess(ranked.top, sketched, config.target_kl)
+        size = config.magnitude or self._guess(ranked.top, sketched, config.aim)
         for sign in (1, -1):
             length = size or 1.0
 
@@ -322,7 +322,7 @@ class Evaluator:
             tolerance = SAME_TOLERANCE if self._plan.protocol == "paper" else TOLERANCE
             if config.magnitude is None:
                 farthest = FARTHEST * size if size else math.inf
-                length, value = find_magnitude(top_kl, config.target_kl, length, tolerance, farthest)
+                length, value = find_magnitude(top_kl, config.aim, length, tolerance, farthest)
                 change(sign * length)
             else:
                 value = top_kl(length)
