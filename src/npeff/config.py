@@ -8,6 +8,9 @@ import tyro
 
 from npeff.utils.errors import UserError
 
+FEWEST = 200
+"""Examples of a demo: with fewer, too few are held out to choose and to measure on."""
+
 
 @dataclass(frozen=True)
 class DemoConfig:
@@ -19,11 +22,13 @@ class DemoConfig:
     examples: int | None = None
     """Review snippets to use; 1000, or what the environment variable NPEFF_DEMO_EXAMPLES says."""
     components: int | None = None
-    """Components to look for; 64, or fewer for less than 1000 examples."""
+    """Components to look for; one for every 15 examples that are fitted if not given."""
 
     def __post_init__(self) -> None:
-        if (self.examples is not None and self.examples < 64) or (self.components is not None and self.components < 1):
-            raise UserError("The demo needs at least 64 examples and 1 component.")
+        if (self.examples is not None and self.examples < FEWEST) or (
+            self.components is not None and self.components < 1
+        ):
+            raise UserError(f"The demo needs at least {FEWEST} examples and 1 component.")
 
 
 @dataclass(frozen=True)

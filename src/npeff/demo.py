@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from npeff.analyse.config import AnalyseConfig
@@ -15,13 +16,16 @@ from npeff.analyse.records import Analysis
 from npeff.analyse.run import analyse
 from npeff.collect.config import CollectConfig
 from npeff.collect.run import collect
-from npeff.config import DemoConfig
-from npeff.decompose.config import DecomposeConfig
+from npeff.config import FEWEST, DemoConfig
+from npeff.decompose.base import Decomposition
+from npeff.decompose.config import HOLDOUT, DecomposeConfig, suggest_components
 from npeff.decompose.run import decompose
 from npeff.explore.export import export_site
 from npeff.explore.server import SITE
 from npeff.models.load import EMBEDDED_PACKAGE
 from npeff.perturb.config import PerturbConfig
+from npeff.perturb.protocol import make_plan
+from npeff.perturb.records import Results, chance_limit, damage_ratio
 from npeff.perturb.run import perturb
 from npeff.store.layout import MANIFEST
 from npeff.store.run import Run
@@ -38,6 +42,10 @@ EXAMPLES = 1000
 VARIABLE = "NPEFF_DEMO_EXAMPLES"
 PERTURBED = 3
 """Components that the model is changed along."""
+NULLS = 4
+"""Random groups that the model is changed along too, to see what chance gives: few, so that it stays short."""
+RANDOM = 64
+"""Held-out examples that they are compared with."""
 CARRIERS = 50
 """Examples that carry such a change, at most: lifting takes a backward pass for each."""
 WORDS = range(4, 16)
@@ -45,7 +53,7 @@ WORDS = range(4, 16)
 _SECONDS = 0.15
 """Per example, on two cores of a laptop; only to tell people roughly."""
 _PERTURB_MINUTES = 3
-"""For the components that the model is changed along, however many examples there are."""
+"""For the components and random groups that the model is changed along, however many examples there are."""
 
 
 def demo(config: DemoConfig | None = None) -> Path:
@@ -59,7 +67,7 @@ def demo(config: DemoConfig | None = None) -> Path:
     """
     config = config or DemoConfig()
     count = config.examples or _examples_from_environment()
-    components = config.components or max(8, min(64, count // 15))
+    components = config.components or suggest_components(round(count * (1 - HOLDOUT)))
     path = Path(config.run or ("runs/demo" if count == EXAMPLES else f"runs/demo-{count}"))
     snippets = path.parent / "demo-snippets.jsonl"
     data = DataConfig(task="reviews", data=str(snippets), limit=count)
@@ -71,8 +79,9 @@ def demo(config: DemoConfig | None = None) -> Path:
     how_long = f"About {minutes} minutes on two cores; it continues where it was if stopped."
     print(
         f"How does SmolLM2-135M judge film reviews? {count} snippets, {components} components, in {path}.\n"
-        "Five steps: collect per-example Fishers, decompose them, analyse the components, change the model along\n"
-        "three of them, make a page.\n" + ("The Fishers are there already." if done else how_long),
+        f"Five steps: collect per-example Fishers, decompose those of {1 - HOLDOUT:.0%} of the snippets, analyse the\n"
+        "components, change the model along three of them and look at the other snippets, make a page.\n"
+        + ("The Fishers are there already." if done else how_long),
         flush=True,
     )
     print("\n1. Collect", flush=True)
@@ -84,14 +93,15 @@ def demo(config: DemoConfig | None = None) -> Path:
         run = collect(collecting)
     print("\n2. Decompose", flush=True)
     other = _is_other(path, components)
-    decompose(DecomposeConfig(run=str(path), decomposition=NAME, components=components, overwrite=other))
+    made = DecomposeConfig(run=str(path), decomposition=NAME, components=components, holdout=HOLDOUT, overwrite=other)
+    decomposition = decompose(made)
     print("\n3. Analyse", flush=True)
     (analysis,) = analyse(AnalyseConfig(str(path), NAME))
     print("\n4. Perturb", flush=True)
-    ratios = _perturb(path, [component.number for component in highlights(analysis.component, PERTURBED)], count)
+    results = _perturb(run, decomposition, [component.number for component in highlights(analysis.component)], count)
     print("\n5. Page", flush=True)
     page = export_site(run, path / SITE).absolute()
-    _print_highlights(analysis, run, ratios)
+    _print_highlights(analysis, run, results)
     print(f"\nThe page: {page}\nOpen it from disk, or serve it with themes and texts of your own:\n")
     print(_how_to_explore(path))
     return page
@@ -106,21 +116,24 @@ def _how_to_explore(path: Path) -> str:
     return f"    . {activate.relative_to(Path.cwd()) if Path.cwd() in activate.parents else activate}\n{command}"
 
 
-def _perturb(path: Path, components: list[int], count: int) -> dict[int, float]:
-    """Change the model along components; returns how much more their own examples are affected than random ones."""
-    if not components:
-        print("No component has enough examples.")
-        return {}
+def _perturb(run: Run, decomposition: Decomposition, chosen: list[int], count: int) -> Results | None:
+    """Change the model along the first of the chosen components that enough held-out examples use."""
     config = PerturbConfig(
-        run=str(path),
+        run=str(run.path),
         decomposition=NAME,
-        component=tuple(components),
-        random=min(32, count // 4),
-        carriers=min(0.3, CARRIERS / count),
+        nulls=NULLS,
+        random=RANDOM,
+        carriers=min(0.3, CARRIERS / (count * (1 - HOLDOUT))),
         perturbation=NAME,
         overwrite=True,
     )
-    return {record.component: record.best.ratio for record in perturb(config)[NAME].components}
+    every = (len(decomposition.components), config.top, config.random, config.seed)
+    able = set(make_plan(run, decomposition, (), *every).components)
+    components = tuple(number for number in chosen if number in able)[:PERTURBED]
+    if not components:
+        print("No telling component has enough held-out examples.")
+        return None
+    return perturb(replace(config, component=components))[NAME]
 
 
 def _check_embedded() -> None:
@@ -134,8 +147,8 @@ def _check_embedded() -> None:
 
 def _examples_from_environment() -> int:
     value = os.environ.get(VARIABLE, str(EXAMPLES))
-    if not value.isdecimal() or len(value) > 9 or int(value) < 64:
-        raise UserError(f"{VARIABLE} is {value!r}; it should be a whole number, at least 64.")
+    if not value.isdecimal() or len(value) > 9 or int(value) < FEWEST:
+        raise UserError(f"{VARIABLE} is {value!r}; it should be a whole number, at least {FEWEST}.")
     return int(value)
 
 
@@ -159,15 +172,17 @@ def _is_collected(path: Path, config: CollectConfig) -> bool:
 
 
 def _is_other(path: Path, components: int) -> bool:
-    """Whether the demo's decomposition is there with another number of components, which may be replaced."""
+    """Whether the demo's decomposition is there with other options, or of an earlier version: it may be replaced."""
     file = path / "decompositions" / NAME / "config.json"
-    return file.is_file() and read_json(file).get("config", {}).get("components") != components
+    saved = read_json(file) if file.is_file() else {}
+    found = saved.get("config", {}).get("components"), saved.get("notes", {}).get("holdout")
+    return file.is_file() and found != (components, HOLDOUT)
 
 
 # --- the most telling components ----------------------------------------------------------------------------------
 
 
-def _print_highlights(analysis: Analysis, run: Run, ratios: dict[int, float], shown: int = 4) -> None:
+def _print_highlights(analysis: Analysis, run: Run, results: Results | None, shown: int = 4) -> None:
     texts, predictions = run.table["text"].to_pylist(), run.table["prediction_text"].to_pylist()
     chosen = highlights(analysis.component)
     print(f"\nThe {len(chosen)} most telling components (tuned to labels first, then by purity and energy; no twins):")
@@ -181,7 +196,31 @@ def _print_highlights(analysis: Analysis, run: Run, ratios: dict[int, float], sh
         for place, example in enumerate(first.top[:shown]):
             share = f"{first.shares[place]:.0%}" if first.shares else ""
             print(f"    {share:>4} {predictions[example]:9} {texts[example]}")
-        if component.number in ratios:
-            times = f"{ratios[component.number]:.3g} times as much as those of random ones"
-            print(f"    Changing the model along it changes the answers of its top examples {times}")
-            print("    (in-sample: the top examples also made the direction).")
+        print("".join(f"    {line}\n" for line in _effect(results, component.number)), end="")
+
+
+def _effect(results: Results | None, number: int) -> list[str]:
+    """What changing the model along a component did to held-out examples, beside what chance gives, in lines."""
+    record = next((each for each in results.components if each.component == number), None) if results else None
+    if results is None or record is None:
+        return []
+    best, null = record.best, results.summary.null
+    low, high = best.interval or (best.ratio, best.ratio)
+    limit, damage = chance_limit(best, null), damage_ratio(best)
+    top, others = len(best.top), len(best.random_kls) - best.random_kls.count(None)
+    verdict = "" if limit is None or best.ratio > limit else "No effect above chance. "
+    lines = [
+        f"{verdict}Changing the model along it changes the answers of its top {top} held-out examples",
+        f"{best.ratio:.3g} times as much as those of {others} other held-out ones (95% interval {low:.3g} to {high:.3g}).",
+    ]
+    if null is not None and null.single is not None:
+        lines.append(
+            f"Random groups of examples in its place: {null.ratio:.2g} (95% of them {{}} to {{}}).".format(
+                *(f"{end:.2g}" for end in null.single)
+            )
+        )
+    if damage is not None:
+        lines.append(
+            f"A token of running text, which has nothing to do with reviews, changes {damage:.2g} times as much as they do."
+        )
+    return lines

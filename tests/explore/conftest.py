@@ -1,4 +1,4 @@
-"""A run with several decompositions of a tiny model, two of its components perturbed."""
+"""A run with several decompositions of a tiny model, some of its components perturbed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from npeff.perturb.config import PerturbConfig
 from npeff.perturb.run import perturb
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
+from tests.conftest import write_reviews
+
+HELD_OUT, IN_SAMPLE = "npeff-4-0-plain-lift-heldout", "npeff-4-0-reject-lift-paper"
 
 
 @pytest.fixture(scope="session")
-def perturbed(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, review_file: Path) -> Run:
-    """Two seeds of 4 components, 8 of them, clusters; components 1 and 3 of npeff-4-0 perturbed, in two ways."""
+def perturbed(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Run:
+    """Two seeds of 4 components, 8 of them, clusters; of npeff-4-0, 1 and 3 perturbed held-out, all four in-sample."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are tiny: a second thread only waits for the first
-    path = str(tmp_path_factory.mktemp("perturbed") / "run")
+    folder = tmp_path_factory.mktemp("perturbed")
+    path, reviews = str(folder / "run"), write_reviews(folder / "reviews.jsonl", 120)
     run = collect(
         CollectConfig(
             run=path,
-            data=DataConfig(task="sst2", data=str(review_file)),
+            data=DataConfig(task="sst2", data=str(reviews)),
             model=ModelConfig(model=str(model_directory)),
             sketch=SketchConfig(dim=1024, copies=2),
             storage="float32",
@@ -37,15 +41,25 @@ def perturbed(tmp_path_factory: pytest.TempPathFactory, model_directory: Path, r
     for method, components, seed in (("npeff", 4, 0), ("npeff", 4, 1), ("npeff", 8, 0), ("clusters", 4, 0)):
         name = f"{method}-{components}-{seed}"
         decompose(
-            DecomposeConfig(run=path, decomposition=name, method=method, components=components, seed=seed, device="cpu")  # type: ignore[arg-type]
+            DecomposeConfig(
+                run=path,
+                decomposition=name,
+                method=method,  # type: ignore[arg-type]
+                components=components,
+                seed=seed,
+                holdout=0.5,
+                device="cpu",
+            )
         )
-    for direction in ("plain", "reject"):
+    for direction, protocol, numbers in (("plain", "heldout", (1, 3)), ("reject", "paper", (0, 1, 2, 3))):
         perturb(
             PerturbConfig(
                 run=path,
                 decomposition="npeff-4-0",
-                component=(1, 3),
+                component=numbers,
                 direction=direction,  # type: ignore[arg-type]
+                protocol=protocol,  # type: ignore[arg-type]
+                nulls=3,
                 top=4,
                 random=12,
                 target_kl=1e-3,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shutil
 import threading
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +21,13 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore.config import ExportConfig
 from npeff.explore.export import export
 from npeff.explore.server import make_server
+from npeff.perturb.records import ComponentRecord, Made, identity
 from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
+from npeff.utils.configs import read_record, write_record
 from tests.analyse.test_relations import EXAMPLES, put
 from tests.browser import show, watched
+from tests.explore.conftest import HELD_OUT, IN_SAMPLE
 from tests.explore.test_export import data
 from tests.synthetic import add_decomposition, make_run
 
@@ -44,18 +50,37 @@ def table(content: bytes) -> list[list[str]]:
     return list(csv.reader(io.StringIO(content.decode("utf-8"))))
 
 
+def verdict(found: dict[str, Any]) -> str:
+    above = found["record"]["best"]["ratio"] > found["limit"]
+    return "above chance" if above else "no effect above chance"
+
+
 def test_perturbations_on_the_page_of_a_component(browser: Browser, site: Path) -> None:
     with watched(browser) as page:
         show(page, site, "#/d/npeff-4-0/c/1", "Component 1")
-        first, second = data(site, "0/component/1")["perturbations"]
-        ratios = [found["record"]["best"]["ratio"] for found in (first, second)]
-        if ratios[1] > ratios[0]:  # the larger one is shown first
-            page.get_by_role("button", name=first["about"]["name"]).click()
-        expect(page.locator("#perturbed thead th")).to_have_text(["+", "\u2212"])
-        shown = page.locator("#perturbed tbody tr").first.locator("td.best")
-        assert float(shown.inner_text()) == pytest.approx(ratios[0], rel=1e-2)
-        flipped = page.locator("#perturbed tbody tr", has_text="flipped of the top").locator("td")
-        expect(flipped).to_have_text([f"{outcome['flipped']['top']} of 4" for outcome in first["record"]["outcomes"]])
+        first, second = data(site, "0/component/1")["perturbations"]  # the held-out one is shown first
+        best, null = first["record"]["best"], first["about"]["summary"]["null"]
+        expect(page.locator("#perturbed thead th")).to_have_text(["+" if best["sign"] > 0 else "\u2212"])
+        expect(page.locator("#perturbed .badge")).to_have_text(["held-out", verdict(first)])
+        expect(page.locator("#perturbed")).to_contain_text("in the top held-out examples of this component")
+        expect(page.locator("#perturbed")).not_to_contain_text("In-sample")
+        expect(page.locator("#perturbed")).to_contain_text("60 fit, 20 tune, 40 test")
+
+        def numbers(title: str) -> list[float]:
+            row = page.locator("#perturbed tbody tr", has_text=title)
+            expect(row.locator(".what")).to_have_count(1)  # every figure is explained where it stands
+            return [float(found) for found in re.findall(r"\d[\d.]*(?:e-\d+)?", row.locator("td").inner_text())]
+
+        assert numbers("KL ratio") == [pytest.approx(best["ratio"], rel=1e-2)]
+        assert numbers("95% interval") == pytest.approx(best["interval"], rel=1e-2)
+        assert numbers("random groups") == pytest.approx(null["single"], rel=1e-2)
+        permuted = [best["permuted"][name] for name in ("low", "high", "p")]
+        assert numbers("permuted coefficients") == pytest.approx(permuted, rel=1e-2)
+        for damage in best["elsewhere"]:
+            share = 100 * damage["kl"] / best["top_kl"]
+            assert numbers(damage["text"]) == [pytest.approx(damage["kl"], rel=0.05), pytest.approx(share, abs=0.06)]
+        assert numbers("flipped of the top") == [best["flipped"]["top"], 4]
+        assert numbers("flipped of random ones") == [best["flipped"]["random"], first["others"]]
         expect(page.locator("#perturbed svg .curve")).to_have_count(1)
         heat = page.locator("#where svg.heat")
         places = len(first["heat"]["layers"]) * len(first["heat"]["kinds"])
@@ -75,12 +100,69 @@ def test_perturbations_on_the_page_of_a_component(browser: Browser, site: Path) 
         expect(page.locator("#where tbody tr")).to_have_count(20)
         page.get_by_role("button", name=second["about"]["name"]).click()
         expect(page.locator("#perturbed")).to_contain_text("direction reject")
-        page.keyboard.press("u")
-        expect(page.locator("#perturbations tbody tr")).to_have_count(2)
-        page.get_by_role("button", name="KL ratio", exact=True).click()
-        expect(page.locator("#components tbody tr").first).to_contain_text(re.compile(r"^[13]"))
-        show(page, site, "#/d/npeff-4-0/c/0", "Component 0")
+        expect(page.locator("#perturbed .badge")).to_have_text(["in-sample", verdict(second)])
+        expect(page.locator("#perturbed")).to_contain_text("So the ratio flatters")
+        expect(page.locator("#perturbed")).not_to_contain_text("top held-out")
+        show(page, site, "#/d/npeff-8-0/c/0", "Component 0")
         expect(page.locator("#perturbed")).to_have_count(0)
+
+
+def test_perturbations_on_the_overview(browser: Browser, site: Path) -> None:
+    with watched(browser) as page:
+        show(page, site, "#/d/npeff-4-0", "4 components")
+        rows = page.locator("#perturbations tbody tr")
+        expect(rows.locator("th")).to_have_text([HELD_OUT, IN_SAMPLE])
+        expect(rows.locator(".badge")).to_have_text(["held-out", "in-sample"])
+        expect(rows.first).to_contain_text("60, 20, 40")
+        titles = page.locator("#perturbations thead th").all_inner_texts()
+        lines = data(site, "0/components")["perturbations"]
+        for row, line in zip(rows.all(), lines, strict=True):
+            cells = dict(zip(titles, row.locator("th, td").all_inner_texts(), strict=True))
+            summary = line["summary"]
+            assert float(cells["KL ratio"]) == pytest.approx(summary["kl_ratio"], rel=1e-2)
+            for title, ends in (("95% interval", summary["interval"]), ("95% of them", summary["null"]["single"])):
+                assert [float(end) for end in cells[title].split(" to ")] == pytest.approx(ends, rel=1e-2)
+            assert float(cells["random groups"]) == pytest.approx(summary["null"]["ratio"], rel=1e-2)
+            assert float(cells["running text ÷ top"].rstrip("%")) == pytest.approx(100 * summary["elsewhere"], abs=0.06)
+            assert cells["above chance"] == f"{summary['above_null']} of {summary['components']}"
+        expect(page.locator("main")).to_contain_text("So the ratio flatters")
+        page.get_by_role("button", name="held-out KL ratio", exact=True).click()
+        expect(page.locator("#components tbody tr").first).to_contain_text(re.compile(r"^[13]"))
+        effects = data(site, "0/components")["effects"]
+        cells = page.locator("#components tbody tr td:nth-child(7)")
+        none = sum(effect is not None and effect["ratio"] <= effect["limit"] for effect in effects)
+        expect(cells.filter(has_text="no effect above chance")).to_have_count(none)
+        expect(cells.filter(has_text=re.compile("^\u2013$"))).to_have_count(2)  # in-sample ratios are not in this table
+
+
+def test_results_of_an_earlier_version_are_in_sample(browser: Browser, perturbed: Run, tmp_path: Path) -> None:
+    shutil.copytree(perturbed.path, tmp_path / "run", ignore=shutil.ignore_patterns(HELD_OUT, "results.json"))
+    run, folder = Run.open(tmp_path / "run"), tmp_path / "run/perturbations" / IN_SAMPLE
+    made = read_record(Made, folder / "config.json")
+    config = {name: value for name, value in made.config.items() if name not in ("protocol", "nulls", "elsewhere")}
+    made = replace(made, config=config, key=identity(run, open_decomposition(run, "npeff-4-0"), config))
+    write_record(folder / "config.json", made, sealed=True)
+    shutil.rmtree(folder / "nulls")
+    for file in folder.glob("components/*.json"):
+        new = read_record(ComponentRecord, file)
+        best = replace(
+            new.best, interval=None, permuted=None, elsewhere=[], top_kls=[], random_kls=[], predicted_ratio=2
+        )
+        signs = [best, replace(best, sign=-best.sign, ratio=0.5)]
+        write_record(file, replace(new, best=best, outcomes=signs, tried=[], key=made.key), sealed=True)
+    site = export(ExportConfig(str(run.path), str(tmp_path / "site"))).parent
+    with watched(browser) as page:
+        show(page, site, "#/d/npeff-4-0/c/1", "Component 1")
+        expect(page.locator("#perturbed .badge")).to_have_text(["in-sample", "not compared with chance"])
+        expect(page.locator("#perturbed")).to_contain_text("So the ratio flatters")
+        expect(page.locator("#perturbed thead th")).to_have_count(2)
+        expect(page.locator("#perturbed tbody tr").first.locator("td").last).to_have_text("0.5")
+        expect(page.locator("#perturbed")).not_to_contain_text(re.compile("undefined|NaN|null"))
+        expect(page.locator("#perturbed")).not_to_contain_text("running text")
+        show(page, site, "#/d/npeff-4-0", "4 components")
+        expect(page.locator("#perturbations .badge")).to_have_text(["in-sample"])
+        expect(page.locator("#perturbations")).not_to_contain_text(re.compile("undefined|NaN|null"))
+        expect(page.get_by_role("button", name="held-out KL ratio", exact=True)).to_have_count(0)
 
 
 def test_the_page_opens_on_the_default_decomposition_and_says_where_perturbations_are(
@@ -91,7 +173,7 @@ def test_the_page_opens_on_the_default_decomposition_and_says_where_perturbation
     with watched(browser) as page:
         show(page, site, "", "4 components")
         expect(page.locator("#pick option:checked")).to_have_text(default)
-        expect(page.locator("#elsewhere")).to_contain_text("npeff-4-0 (2 components)")
+        expect(page.locator("#elsewhere")).to_contain_text("npeff-4-0 (4 components)")
         page.locator("#elsewhere a").click()
         expect(page.locator("#perturbations tbody tr")).to_have_count(2)
 
@@ -229,15 +311,14 @@ def test_figures_and_tables_can_be_kept(browser: Browser, site: Path, served: bo
             assert (width, height) == (2 * int(figure.attrib["width"]), 2 * int(figure.attrib["height"]))
             pixels = imread(io.BytesIO(picture), format="png")
             assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 10  # not an empty canvas
-            page.get_by_role("button", name="npeff-4-0-plain-lift").click()
             heat = data(site, "0/component/3")["perturbations"][0]["heat"]
             rows = table(kept(page, page.locator("#where .save").first.get_by_text("CSV")))
             assert rows[0] == ["layer", "module", "share"]
             assert [float(row[2]) for row in rows[1:]] == [share for row in heat["shares"] for share in row]
             rows = table(kept(page, page.locator("#perturbed .save").first.get_by_text("CSV")))
-            assert rows[0] == ["sign", "+", "\u2212"]
+            assert rows[0] in (["sign", "+"], ["sign", "\u2212"])
             assert rows[1][0] == "KL ratio"
-            assert {len(row) for row in rows} == {3}
+            assert {len(row) for row in rows} == {2}
             rows = table(kept(page, page.locator("ol.list + .save button").first))
             assert rows[0][:3] == ["place", "example", "text"]
             assert [row[0] for row in rows[1:]] == [str(place + 1) for place in range(len(rows) - 1)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +13,16 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore.config import ExportConfig
 from npeff.explore.evidence import digests, heat_map
 from npeff.explore.export import export
+from npeff.perturb.records import chance_limit, read_results
 from npeff.perturb.where import Place
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
+from tests.explore.conftest import HELD_OUT, IN_SAMPLE
 from tests.explore.test_export import data
 
 
-def records(run: Run, label: str) -> dict[int, dict[str, Any]]:
-    found = json.loads((run.path / "perturbations" / label / "results.json").read_text(encoding="utf-8"))
-    return {record["component"]: record for record in found["components"]}
+def folder(run: Run, name: str) -> Path:
+    return run.path / "perturbations" / name
 
 
 def number_of(site: Path, name: str) -> int:
@@ -36,44 +36,55 @@ def perturbed_site(perturbed: Run, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_a_component_shows_what_its_perturbations_measured(perturbed: Run, perturbed_site: Path) -> None:
     number = number_of(perturbed_site, "npeff-4-0")
-    labels = ["npeff-4-0-plain-lift", "npeff-4-0-reject-lift"]
     for j in (1, 3):
         page = data(perturbed_site, f"{number}/component/{j}")["perturbations"]
-        assert [found["about"]["name"] for found in page] == labels
+        assert [found["about"]["name"] for found in page] == [HELD_OUT, IN_SAMPLE]  # fewer components, but held out
+        assert [found["about"]["summary"]["protocol"] for found in page] == ["heldout", "paper"]
+        assert page[0]["about"]["parts"] == {"fit": 60, "tune": 20, "test": 40}
         for found in page:
-            record = records(perturbed, found["about"]["name"])[j]
-            written = found["record"]
-            assert written["best"]["ratio"] == pytest.approx(record["best"]["ratio"], rel=1e-4)
-            assert [outcome["sign"] for outcome in written["outcomes"]] == [1, -1]
-            for shown, outcome in zip(written["outcomes"], record["outcomes"], strict=True):
-                for name in ("top_kl", "random_kl", "norm_ratio", "magnitude"):
-                    assert shown[name] == pytest.approx(outcome[name], rel=1e-4)
-                assert shown["flipped"] == outcome["flipped"]
-            assert len(written["curve"]) == 3
-            assert len(written["largest"]) == 20
+            results = json.loads((folder(perturbed, found["about"]["name"]) / "results.json").read_text("utf-8"))
+            record = next(each for each in results["components"] if each["component"] == j)
+            shown, best = found["record"]["best"], record["best"]
+            for name in ("ratio", "top_kl", "random_kl", "norm_ratio", "magnitude"):
+                assert shown[name] == pytest.approx(best[name], rel=1e-4)
+            for name in ("flipped", "interval", "permuted", "elsewhere"):
+                assert shown[name] == best[name]
+            assert shown["elsewhere"][0]["text"] == "running text"
+            assert found["limit"] == max(results["summary"]["null"]["single"][1], best["permuted"]["high"])
+            assert found["others"] == sum(kl is not None for kl in best["random_kls"])
+            assert [trial["sign"] for trial in found["record"]["tried"]] == [1, -1]
+            assert shown["top_kls"] == shown["random_kls"] == found["record"]["outcomes"] == []
+            assert len(found["record"]["curve"]) == 3
+            assert len(found["record"]["largest"]) == 20
             heat = found["heat"]
             assert np.sum(heat["shares"]) == pytest.approx(1, abs=1e-4)
             for place in record["where"]:
                 r, c = heat["layers"].index(place["layer"]), heat["kinds"].index(place["kind"])
                 assert heat["shares"][r][c] == pytest.approx(place["share"], rel=1e-4, abs=1e-9)
-    assert data(perturbed_site, f"{number}/component/0")["perturbations"] == []
+    (only,) = data(perturbed_site, f"{number}/component/0")["perturbations"]
+    assert only["about"]["name"] == IN_SAMPLE
 
 
-def test_the_overview_has_the_largest_ratio(perturbed: Run, perturbed_site: Path) -> None:
+def test_the_overview_has_effects_on_held_out_examples_alone(perturbed: Run, perturbed_site: Path) -> None:
     table = data(perturbed_site, f"{number_of(perturbed_site, 'npeff-4-0')}/components")
-    measured = [records(perturbed, f"npeff-4-0-{direction}-lift") for direction in ("plain", "reject")]
-    for j in range(4):
-        ratios = [found[j]["best"]["ratio"] for found in measured if j in found]
-        assert table["kl_ratio"][j] == (pytest.approx(max(ratios), rel=1e-4) if ratios else None)
-    names = [line["name"] for line in table["perturbations"]]
-    assert names == ["npeff-4-0-plain-lift", "npeff-4-0-reject-lift"]
-    ratios = [measured[0][j]["best"]["ratio"] for j in (1, 3)]
-    assert table["perturbations"][0]["summary"]["kl_ratio"] == pytest.approx(np.exp(np.mean(np.log(ratios))), rel=1e-4)
-    assert data(perturbed_site, f"{number_of(perturbed_site, 'npeff-8-0')}/components")["kl_ratio"] is None
+    results = read_results(folder(perturbed, HELD_OUT))
+    measured = {record.component: record.best for record in results.components}
+    for j, effect in enumerate(table["effects"]):
+        assert (effect is None) == (j not in measured)
+        if effect is not None:
+            assert effect["ratio"] == measured[j].ratio
+            assert tuple(effect["interval"]) == measured[j].interval
+            assert effect["limit"] == chance_limit(measured[j], results.summary.null)
+    assert [line["name"] for line in table["perturbations"]] == [HELD_OUT, IN_SAMPLE]
+    for line in table["perturbations"]:
+        assert line["summary"] == json.loads(
+            json.dumps(read_results(folder(perturbed, line["name"])).summary, default=vars)
+        )
+    assert data(perturbed_site, f"{number_of(perturbed_site, 'npeff-8-0')}/components")["effects"] is None
     perturbed_components = {
         d["analysis"]["name"]: d["perturbed"] for d in data(perturbed_site, "run")["decompositions"]
     }
-    assert perturbed_components == {"npeff-4-0": 2, "npeff-4-1": 0, "npeff-8-0": 0, "clusters-4-0": 0}
+    assert perturbed_components == {"npeff-4-0": 4, "npeff-4-1": 0, "npeff-8-0": 0, "clusters-4-0": 0}
 
 
 def test_the_page_is_made_again_when_perturbations_or_decompositions_change(
@@ -87,17 +98,19 @@ def test_the_page_is_made_again_when_perturbations_or_decompositions_change(
     capsys.readouterr()
     export(config)
     assert "up to date" in capsys.readouterr().out
-    shutil.rmtree(run.path / "perturbations/npeff-4-0-plain-lift")
-    assert digests(run) == {file: sha for file, sha in before.items() if file.startswith("npeff-4-0-reject-lift/")}
-    assert {file.split("/")[1] for file in digests(run)} == {"config.json", "components"}
+    shutil.rmtree(folder(run, HELD_OUT))
+    assert digests(run) == {file: sha for file, sha in before.items() if file.startswith(f"{IN_SAMPLE}/")}
+    assert {file.split("/")[1] for file in digests(run)} == {"config.json", "results.json", "components", "nulls"}
+    (folder(run, IN_SAMPLE) / "results.json").unlink()  # as if it were still at work
     export(config)
+    assert data(site, f"{number}/component/1")["perturbations"][0]["about"]["parts"] == {}
     assert len(data(site, f"{number}/component/1")["perturbations"]) == 1
     # results of a decomposition that is no longer there are not those of the new one
     saved = open_decomposition(run, "npeff-4-1")
     saved.save(run.path / "decompositions/npeff-4-0")
     export(config)
     assert data(site, f"{number}/component/1")["perturbations"] == []
-    (run.path / "perturbations/npeff-4-0-reject-lift/config.json").write_text("{}")
+    (folder(run, IN_SAMPLE) / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"reject-lift.* is damaged"):
         export(config)
     shutil.rmtree(run.path / "perturbations")

@@ -7,8 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from npeff.decompose.base import Decomposition
-from npeff.perturb.records import ComponentRecord, Made, Summary, identity, read_records, summarise
+from npeff.perturb.records import (
+    ComponentRecord,
+    Made,
+    Results,
+    Summary,
+    chance_limit,
+    identity,
+    read_records,
+    summarise,
+)
 from npeff.perturb.report import compared_at
+from npeff.perturb.statistics import Interval
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
@@ -29,12 +39,22 @@ class About:
     """How the component was brought back from the sketch."""
     at: str
     """What fixed the length of the change."""
-    top: int
-    """Top examples that were measured."""
-    random: int
-    """Random examples that were measured."""
+    parts: dict[str, int]
+    """Examples that took part in fit, tune and test; empty while it is not finished, and in results of 0.1.0."""
     summary: Summary
     """Means over its components."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What changing the model along a component did to held-out examples."""
+
+    ratio: float
+    """KL ratio."""
+    interval: Interval | None
+    """Its 95% interval."""
+    limit: float | None
+    """The largest ratio that chance gives; None if that was not measured."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +77,10 @@ class Measured:
     """What it did."""
     record: ComponentRecord
     """What `npeff perturb` has written, without the parts by module."""
+    limit: float | None
+    """The largest ratio that chance gives; None if that was not measured."""
+    others: int
+    """Random examples that were measured and are no top examples of the component."""
     heat: HeatMap
     """Where the change lives."""
 
@@ -69,7 +93,9 @@ def digests(run: Run) -> dict[str, str]:
     """SHA-256 of each file that the perturbations of a run are read from, by its place among them."""
     folder = run.path / PERTURBATIONS
     files = sorted(
-        file for pattern in ("config", "components/*", "nulls/*") for file in folder.glob(f"*/{pattern}.json")
+        file
+        for pattern in ("config", "results", "components/*", "nulls/*")
+        for file in folder.glob(f"*/{pattern}.json")
     )
     return {file.relative_to(folder).as_posix(): sha256(file) for file in files}
 
@@ -83,7 +109,7 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         decomposition: The decomposition as it is now.
 
     Returns:
-        Its perturbations, by name.
+        Its perturbations: those on held-out examples first, then by how many components they have, then by name.
 
     Raises:
         UserError: The files of a perturbation are damaged.
@@ -95,7 +121,7 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         try:
             key = identity(run, decomposition, config, made.evaluated)
             fits = config["decomposition"] in (None, name) and made.key == key
-            did = (config["direction"], config["way"], compared_at(config), config["top"], config["random"])
+            did = (config["direction"], config["way"], compared_at(config))
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"{folder} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
@@ -103,24 +129,30 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         every = read_records(folder, made.key) if fits else []
         records = {record.component: record for record in every if record.kind == "component"}
         if records:
+            finished = folder / "results.json"
+            results = read_record(Results, finished) if finished.is_file() else None
+            parts = results.parts if results is not None and results.key == made.key else {}  # others are replaced now
             summary = summarise(every, config.get("protocol", "paper"))
-            perturbations.append((About(folder.name, *did, summary), records))
-    return perturbations
+            perturbations.append((About(folder.name, *did, parts, summary), records))
+    return sorted(perturbations, key=lambda each: (each[0].summary.protocol != "heldout", -len(each[1])))
 
 
-def heldout_ratios(perturbations: Sequence[Perturbation], components: int) -> list[float | None] | None:
+def heldout_effects(perturbations: Sequence[Perturbation], components: int) -> list[Effect | None] | None:
     """How strongly each component acts on held-out examples, by the perturbation that has most components.
 
     Args:
-        perturbations: Perturbations of a decomposition.
+        perturbations: Perturbations of a decomposition, as `read_perturbations` orders them.
         components: Number of its components C.
 
     Returns:
-        The KL ratio of each component, [C]; None if there is no held-out perturbation.
+        The effect of each component, [C]; None if there is no held-out perturbation.
     """
-    held_out = [records for about, records in perturbations if about.summary.protocol == "heldout"]
-    records = max(held_out, key=len, default={})
-    return [records[j].best.ratio if j in records else None for j in range(components)] if records else None
+    if not perturbations or perturbations[0][0].summary.protocol != "heldout":
+        return None
+    about, records = perturbations[0]
+    null, best = about.summary.null, {j: record.best for j, record in records.items()}
+    effects = {j: Effect(one.ratio, one.interval, chance_limit(one, null)) for j, one in best.items()}
+    return [effects.get(j) for j in range(components)]
 
 
 def of_component(perturbations: Sequence[Perturbation], component: int) -> list[Measured]:
@@ -133,8 +165,17 @@ def of_component(perturbations: Sequence[Perturbation], component: int) -> list[
     Returns:
         The results of each perturbation that has it.
     """
-    measured = [(about, records[component]) for about, records in perturbations if component in records]
-    return [Measured(about, _light(record), heat_map(record.where)) for about, record in measured]
+    found = [(about, records[component]) for about, records in perturbations if component in records]
+    return [
+        Measured(
+            about,
+            _light(record),
+            chance_limit(record.best, about.summary.null),
+            len(record.best.random_kls) - record.best.random_kls.count(None),
+            heat_map(record.where),
+        )
+        for about, record in found
+    ]
 
 
 def _light(record: ComponentRecord) -> ComponentRecord:

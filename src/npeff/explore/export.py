@@ -43,7 +43,7 @@ from npeff.utils.progress import progress
 from npeff.utils.text import cut, rounded, short
 from npeff.utils.version import __version__
 
-FORMAT = 4
+FORMAT = 5
 MARKER = "site.json"
 _SITE = resources.files("npeff") / "explore" / "site"
 ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
@@ -256,7 +256,7 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
         seed=relations.members[number].seed,
         losses=_losses(where / "history.csv"),
         verdict=diagnostics.get("verdict"),
-        perturbed=sum(ratio is not None for ratio in table.kl_ratio or ()),
+        perturbed=len({j for _, records in perturbations for j in records}),
     )
 
 

@@ -14,7 +14,7 @@ from npeff.analyse.records import ComponentAnalysis
 from npeff.analyse.relations import Relatives
 from npeff.analyse.tunings import Classes, Examples
 from npeff.decompose.base import Decomposition
-from npeff.explore.evidence import About, Measured, Perturbation, heldout_ratios
+from npeff.explore.evidence import About, Effect, Measured, Perturbation, heldout_effects
 from npeff.utils.text import cut, rounded
 from npeff.utils.types import Array
 
@@ -57,8 +57,8 @@ class ComponentTable:
     """Components to open first."""
     stability: list[float] | None
     """Mean similarity with its matches in other seeds, if there are any."""
-    kl_ratio: list[float | None] | None
-    """KL ratio on held-out examples; None if no component was perturbed so."""
+    effects: list[Effect | None] | None
+    """Effects on held-out examples; None if no component was perturbed so."""
     perturbations: list[About]
     """Every perturbation of the decomposition in a line."""
 
@@ -182,7 +182,7 @@ def component_table(
         y=y,
         highlights=[row.number for row in highlights(rows)],
         stability=stability,
-        kl_ratio=heldout_ratios(perturbations, len(rows)),
+        effects=heldout_effects(perturbations, len(rows)),
         perturbations=[about for about, _ in perturbations],
     )
 

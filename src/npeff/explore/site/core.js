@@ -31,6 +31,7 @@ const COLUMNS = { prediction: "prediction_tuned", label: "label_tuned", lnp: "ln
 async function tableOf(d) {
   const table = await load(`${d}/components`);
   if (!table.energy) for (const [column, name] of Object.entries(COLUMNS)) table[column] = table.components.map((component) => component[name]);
+  table.kl_ratio = table.effects && table.effects.map((effect) => (effect ? effect.ratio : null)); // on held-out examples
   return table;
 }
 

@@ -42,9 +42,11 @@ function startSection(d, { table, themes }) {
     el("ul", { class: "list starts", id: "starts" }, table.highlights.map((j) => el("li", {},
       el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)), badges(flagsOf(table, j)),
       el("div", { class: "facts" }, table.labels[j].length ? el("span", { dir: "auto" }, `labels ${visible(most(table.labels[j]))}`) : null,
-        el("span", { dir: "auto" }, `predictions ${visible(most(table.predictions[j]))}`), table.kl_ratio && table.kl_ratio[j] !== null ? el("span", {}, `KL ratio ${times(table.kl_ratio[j])}`) : null),
+        el("span", { dir: "auto" }, `predictions ${visible(most(table.predictions[j]))}`), table.effects && table.effects[j] ? el("span", {}, effectOf(table.effects[j])) : null),
       el("span", { class: "quiet small text", dir: "auto" }, visible(table.first[j])))))];
 }
+// An effect on held-out examples in a few words.
+const effectOf = ({ ratio, interval, limit }) => `held-out KL ratio ${times(ratio)}${interval ? ` (${between(interval)})` : ""}${limit === null ? "" : isNone({ ratio, limit }) ? ": no effect above chance" : `, chance ≤ ${times(limit)}`}`;
 const most = (counts) => counts.map(([name, n]) => `${name} ${n}`).join(", ");
 
 function mapSection(d, { table, themes }) {
@@ -81,6 +83,9 @@ function methodTable() {
       Object.keys(KINDS).map((kind) => share(d.tunings[kind])), el("td", { class: "number" }, percent(d.explained)))))));
 }
 
+const effectCell = (effect) => (!effect ? "–" : [times(effect.ratio), effect.interval ? el("span", { class: "quiet small" }, ` ${between(effect.interval, "–")}`) : null,
+  isNone(effect) ? el("div", { class: "quiet small" }, "no effect above chance") : null]);
+
 function componentTable(d, table, themes) {
   const key = d.name;
   const state = tables[key] || (tables[key] = { query: "", kind: "all", sort: "energy", down: true, shown: 100 });
@@ -92,7 +97,7 @@ function componentTable(d, table, themes) {
   const heads = [
     ["number", "component", "number"], ...(themed ? [["theme", "theme", ""]] : []), ["tuned", "tuned", ""], ["energy", "energy", "number"], ["density", "density", "number optional"],
     ...(labelled ? [["label_purity", "label purity", "number optional"]] : []), ["prediction_purity", "prediction purity", "number optional"],
-    ...(table.kl_ratio ? [["kl_ratio", "KL ratio", "number"]] : []), ...(table.stability ? [["stability", "stability", "number optional"]] : []),
+    ...(table.kl_ratio ? [["kl_ratio", "KL ratio", "number", "held-out KL ratio"]] : []), ...(table.stability ? [["stability", "stability", "number optional"]] : []),
     ["first", "first example", "wide"],
   ];
   const value = {
@@ -111,12 +116,12 @@ function componentTable(d, table, themes) {
   let listed = []; // the components that fit, in order
   const said = el("span", { class: "quiet", role: "status" });
   const more = el("button", { type: "button", onclick: () => { state.shown += 400; show(); } }, "Show more");
-  const head = el("tr", {}, heads.map(([name, title, kind]) => el("th", { class: kind, scope: "col", "data-name": name },
+  const head = el("tr", {}, heads.map(([name, title, kind, shown = title]) => el("th", { class: kind, scope: "col", "data-name": name },
     el("button", { type: "button", onclick: () => {
       state.down = state.sort === name ? !state.down : !["number", "theme", "first"].includes(name);
       state.sort = name;
       show();
-    } }, title), WORDS[title] ? [" ", what(title)] : null)));
+    } }, shown), WORDS[title] ? [" ", what(title)] : null)));
 
   function show() {
     const words = state.query.toLowerCase().split(/\s+/).filter(Boolean);
@@ -135,7 +140,7 @@ function componentTable(d, table, themes) {
       el("td", { class: "number optional" }, percent(table.density[j])),
       labelled ? el("td", { class: "number optional", title: most(table.labels[j]) }, percent(table.label_purity[j], 0)) : null,
       el("td", { class: "number optional", title: most(table.predictions[j]) }, percent(table.prediction_purity[j], 0)),
-      table.kl_ratio ? el("td", { class: "number", title: "largest of its perturbations" }, times(table.kl_ratio[j])) : null,
+      table.effects ? el("td", { class: "number" }, effectCell(table.effects[j])) : null,
       table.stability ? el("td", { class: "number optional", title: "mean similarity with its match in other seeds" }, similar(table.stability[j])) : null,
       el("td", { class: "wide" }, el("a", { class: "text small", dir: "auto", href: componentLink(j) }, visible(table.first[j]))))));
     for (const cell of head.children) {

@@ -6,6 +6,7 @@ const compareLink = (a, b) => `#/compare/${[a, b].map((d) => encodeURIComponent(
 const treeLink = (d, j) => `#/tree/${encodeURIComponent(run.decompositions[d].name)}${j === undefined ? "" : `/${j}`}`;
 const inChain = (d) => run.chains.some((chain) => chain.includes(d));
 const times = (value) => (!Number.isFinite(value) ? "–" : Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(3))));
+const between = (ends, joint = " to ") => (ends ? ends.map(times).join(joint) : "–");
 const similar = (value) => (!Number.isFinite(value) ? "–" : value.toFixed(2));
 
 componentSections.side.splice(0, 0, perturbationSection);
@@ -15,15 +16,17 @@ overviewSections.push(perturbationsOverview, pairsOverview);
 // --- perturbations ------------------------------------------------------------------------------------------------
 
 const chosenPerturbation = {}; // name that the reader chose last, per decomposition
+const FLATTERS = "In-sample: the examples that are measured also made the component and the direction of the change, which acts on them more than on new examples of the same kind. So the ratio flatters; that of random groups of examples is large for the same reason.";
+
+const sampleBadge = ({ protocol }) => el("span", { class: protocol === "heldout" ? "badge sample" : "badge insample", title: WORDS[protocol === "heldout" ? "held-out" : "in-sample"] }, protocol === "heldout" ? "held-out" : "in-sample");
+const isNone = ({ ratio, limit }) => limit !== null && !(ratio > limit);
 
 function perturbationSection(page, { d }) {
   const all = page.perturbations;
   if (!all.length) return null;
   const measured = el("div"), where = el("div");
   const show = (found) => { measured.replaceChildren(...perturbationBody(found)); where.replaceChildren(...whereBody(found)); };
-  const ratio = ({ record }) => record.best.ratio;
-  const largest = all.reduce((a, b) => (ratio(b) > ratio(a) ? b : a));
-  const start = all.indexOf(all.find((found) => found.about.name === chosenPerturbation[d.name]) || largest);
+  const start = Math.max(0, all.findIndex((found) => found.about.name === chosenPerturbation[d.name])); // held-out ones are first
   const tabs = all.map((found, n) => el("button", { type: "button", "aria-pressed": String(n === start), onclick: () => {
     chosenPerturbation[d.name] = found.about.name;
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(i === n)));
@@ -36,30 +39,52 @@ function perturbationSection(page, { d }) {
   ];
 }
 
-function perturbationBody(found) {
-  const { best, outcomes, fidelity } = found.record;
-  const points = found.record.curve.map(({ magnitude, ratio }) => [magnitude, ratio]).filter((point) => point.every(Number.isFinite));
-  const orders = new Set(outcomes.map((outcome) => outcome.order)).size > 1;
-  const signed = (outcome) => (outcome.sign > 0 ? "+" : "−") + (orders ? ` ${outcome.order}` : "");
+function perturbationBody({ about, record, limit, others }) {
+  const { best, fidelity } = record, { summary, parts } = about, heldOut = summary.protocol === "heldout";
+  const columns = record.outcomes.length ? record.outcomes : [best]; // earlier versions have measured every sign
+  const points = record.curve.map(({ magnitude, ratio }) => [magnitude, ratio]).filter((point) => point.every(Number.isFinite));
+  const orders = new Set([...columns, ...record.tried].map((one) => one.order)).size > 1;
+  const signed = (one) => (one.sign > 0 ? "+" : "−") + (orders ? ` ${one.order}` : "");
   const before = (pair) => (pair ? `${percent(pair[0], 0)} → ${percent(pair[1], 0)}` : "–");
+  const of = (count) => (count ? ` of ${count}` : "");
+  const prompts = best.elsewhere.filter(({ text }) => text !== "running text");
+  const damage = (text) => best.elsewhere.filter((one) => one.text === text).map(({ kl }) => `${times(kl)} (${percent(kl / best.top_kl)} of the top)`)[0];
+  // word, title, what a column says; lines that say nothing are left out
   const lines = [
-    ["KL ratio", "KL ratio", (one) => times(one.ratio)], ["predicted to second order", "predicted to second order", (one) => times(one.predicted_ratio)],
+    ["KL ratio", "KL ratio", (one) => times(one.ratio)], ["95% interval", "95% interval", (one) => one.interval && between(one.interval)],
+    ["random groups", "random groups, 95% of them", () => summary.null && (summary.null.single ? between(summary.null.single) : `${times(summary.null.ratio)} (too few to tell)`)],
+    ["permuted coefficients", "permuted coefficients, 95%", (one) => one.permuted && `${between([one.permuted.low, one.permuted.high])}, p = ${times(one.permuted.p)}`],
+    ["predicted to second order", "predicted to second order", (one) => one.predicted_ratio && times(one.predicted_ratio)],
     ["KL of top examples", "KL of top examples", (one) => times(one.top_kl)], ["KL of the next in rank", "KL of the next in rank", (one) => times(one.related_kl)],
     ["KL of random examples", "KL of random examples", (one) => times(one.random_kl)],
-    ["flipped", "flipped of the top", (one) => `${one.flipped.top} of ${found.about.top}`], ["flipped", "flipped of random ones", (one) => `${one.flipped.random} of ${found.about.random}`],
+    ["damage elsewhere", "KL a token of running text", () => damage("running text")], ...prompts.map(({ text }) => ["damage elsewhere", `KL on prompts of ${text}`, () => damage(text)]),
+    ["flipped", "flipped of the top", (one) => `${one.flipped.top}${of(best.top.length)}`], ["flipped", "flipped of random ones", (one) => `${one.flipped.random}${of(others)}`],
     ["accuracy", "accuracy on the top", (one) => before(one.accuracy.top)], ["accuracy", "accuracy on random ones", (one) => before(one.accuracy.random)],
     ["norm ratio", "norm ratio", (one) => times(one.norm_ratio)], ["length of the change", "length of the change", (one) => times(one.magnitude)],
   ];
   const kind = (one) => (one.sign === best.sign && one.order === best.order ? "number best" : "number");
+  const verdict = limit === null ? "not compared with chance" : isNone({ ratio: best.ratio, limit }) ? "no effect above chance" : "above chance";
+  const which = heldOut ? "held-out examples" : "examples";
   return [
-    el("p", {}, el("b", { class: "large" }, `${times(best.ratio)}×`), " as much change in its top examples as in random ones",
-      el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). Any change moves them ${times(best.norm_ratio)}× as much as random ones (norm ratio).`)),
+    el("p", {}, sampleBadge(summary), el("span", { class: `badge ${verdict === "above chance" ? "above" : "none"}` }, verdict), " ", what("above chance")),
+    el("p", {}, el("b", { class: "large" }, `${times(best.ratio)}×`), best.interval ? ` (${between(best.interval)})` : "",
+      ` as much change in the top ${which} of this component as in other ${which}`,
+      el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). ${limit === null ? "" : `Chance gives ${times(limit)} at most. `}Any change moves them ${times(best.norm_ratio)}× as much as others (norm ratio).`)),
+    heldOut ? null : el("p", { class: "small" }, FLATTERS),
     el("div", { class: "scroll" }, el("table", { class: "tight" },
-      el("thead", {}, el("tr", {}, el("td", {}, worded("sign")), outcomes.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
-      el("tbody", {}, lines.map(([word, title, of]) => el("tr", {}, el("th", { scope: "row" }, worded(word, title)), outcomes.map((one) => el("td", { class: kind(one) }, of(one)))))))),
-    el("p", { class: "quiet small" }, `${found.about.name}: direction ${found.about.direction} `, what("direction"), `, ${found.about.way}, compared at ${found.about.at}; fidelity ${similar(fidelity)} `, what("fidelity")),
+      el("thead", {}, el("tr", {}, el("td", {}, worded("sign")), columns.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
+      el("tbody", {}, lines.filter(([, , said]) => columns.some(said)).map(([word, title, said]) => el("tr", {}, el("th", { scope: "row" }, worded(word, title)), columns.map((one) => el("td", { class: kind(one) }, said(one) || "–"))))))),
+    record.tried.length ? el("p", { class: "quiet small" }, `Tried ${heldOut ? "on the tune part" : "first"}: ${record.tried.map((one) => `${signed(one)} ratio ${times(one.ratio)}`).join(", ")}. `) : null,
+    partsLine(parts, best.top.length, others),
+    el("p", { class: "quiet small" }, `${about.name}: direction ${about.direction} `, what("direction"), `, ${about.way}, compared at ${about.at}; fidelity ${similar(fidelity)} `, what("fidelity")),
     points.length > 1 ? [el("h3", {}, "Ratio against length of the change"), ratioCurve(points)] : null,
   ].flat().filter(Boolean);
+}
+
+function partsLine(parts, top, others) {
+  if (parts.fit === undefined) return null;
+  return el("p", { class: "quiet small" }, `Examples: ${number(parts.fit)} fit, ${number(parts.tune)} tune, ${number(parts.test)} test `, what("fit, tune, test"),
+    `; measured are ${top} top and ${others} others of the test part.`);
 }
 
 function ratioCurve(points) {
@@ -207,15 +232,28 @@ function splitSection(page, context) {
 // --- on the overview ----------------------------------------------------------------------------------------------
 
 function perturbationsOverview(d, { table }) {
-  if (!table.perturbations.length) return perturbedElsewhere();
-  const heads = [["name", ""], ["direction", ""], ["way", ""], ["compared at", ""], ["components", "number"], ["KL ratio", "number"], ["predicted to second order", "number"], ["norm ratio", "number"]];
+  const lines = table.perturbations;
+  if (!lines.length) return perturbedElsewhere();
+  const withNull = ({ null: none }, said) => (none ? said(none) : "–");
+  const heads = [ // title, class of the cells, what a line says, word that explains it
+    ["name", "", ({ name }) => name], ["measured on", "", ({ summary }) => sampleBadge(summary), "held-out"],
+    ["direction", "", (line) => line.direction], ["way", "", (line) => line.way], ["compared at", "", (line) => line.at],
+    ["fit, tune, test", "number", ({ parts }) => ["fit", "tune", "test"].map((part) => number(parts[part]) ?? "–").join(", ")],
+    ["components", "number", ({ summary }) => summary.components],
+    ["above chance", "number", ({ summary }) => (summary.above_null === null ? "–" : `${summary.above_null} of ${summary.components}`)],
+    ["KL ratio", "number", ({ summary }) => times(summary.kl_ratio)], ["95% interval", "number", ({ summary }) => between(summary.interval)],
+    ["random groups", "number", ({ summary }) => withNull(summary, (none) => times(none.ratio))],
+    ["95% of them", "number", ({ summary }) => withNull(summary, (none) => between(none.single)), "random groups"],
+    ["running text ÷ top", "number", ({ summary }) => (summary.elsewhere === null ? "–" : tiny(summary.elsewhere)), "damage elsewhere"],
+    ["norm ratio", "number", ({ summary }) => times(summary.norm_ratio)],
+    ...(lines.some(({ summary }) => summary.predicted_ratio !== null) ? [["predicted to second order", "number", ({ summary }) => times(summary.predicted_ratio)]] : []),
+  ];
   return [el("h2", {}, "Perturbations"),
     el("div", { class: "scroll" }, el("table", { id: "perturbations" },
-      el("thead", {}, el("tr", {}, heads.map(([title, kind, word = title]) => el("th", { scope: "col", class: kind }, WORDS[word] ? worded(word, title) : title)))),
-      el("tbody", {}, table.perturbations.map((line) => el("tr", {}, el("th", { scope: "row" }, line.name),
-        [line.direction, line.way, line.at].map((text) => el("td", {}, text)),
-        [line.summary.components, times(line.summary.kl_ratio), times(line.summary.predicted_ratio), times(line.summary.norm_ratio)].map((text) => el("td", { class: "number" }, text))))))),
-    el("p", { class: "quiet small" }, "Geometric means over the components that were perturbed.")];
+      el("thead", {}, el("tr", {}, heads.map(([title, kind, , word = title]) => el("th", { scope: "col", class: kind }, WORDS[word] ? worded(word, title) : title)))),
+      el("tbody", {}, lines.map((line) => el("tr", {}, heads.map(([, kind, said], n) => el(n ? "td" : "th", n ? { class: kind } : { scope: "row" }, said(line)))))))),
+    el("p", { class: "quiet small" }, "Geometric means over the components that were perturbed."),
+    lines.some(({ summary }) => summary.protocol !== "heldout") ? el("p", { class: "small" }, FLATTERS) : null];
 }
 
 // Where perturbations are, on the overview of a decomposition that has none.
