@@ -47,6 +47,9 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
     parent = run.path / DECOMPOSITIONS
     directory = parent / name
     first = distributed.rank() == 0
+    if config.sae.top_k is None and (directory / CONFIG).is_file() and not config.overwrite:  # whatever it was then
+        earlier = read_record(SavedDecomposition, directory / CONFIG).config.sae.top_k
+        fit_config = replace(fit_config, sae=replace(fit_config.sae, top_k=earlier))
     with only_one(parent, active=first):
         decomposition = _finished(directory, run, fit_config, config)
         distributed.barrier()
@@ -55,6 +58,7 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
             decomposition = fit(run, fit_config, holdout, checkpoint, quiet=False)
             if first:
                 options = to_dict(config) | {"decomposition": name, "components": fit_config.components}
+                options["sae"] = to_dict(fit_config.sae)
                 decomposition.notes.replay = Replay("decompose", options)
                 decomposition.notes.made = datetime.now(UTC).isoformat(timespec="microseconds")
                 decomposition.notes.made_for = made_for
