@@ -181,6 +181,11 @@ def suggest_holdout(examples: int) -> float:
     return HOLDOUT if examples >= FEWEST_TO_HOLD_OUT else 0.0
 
 
+def suggest_fitted(examples: int) -> int:
+    """How many of so many examples components are fitted to, if nobody says."""
+    return round(examples * (1 - suggest_holdout(examples)))
+
+
 def suggest_components(examples: int, method: Method = "npeff", dim: int = 512) -> int:
     """How many components to take of so many examples, if nobody says: see `DecomposeConfig.components`.
 

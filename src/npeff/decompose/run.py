@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -88,6 +89,30 @@ def _choose_holdout(run: Run, config: DecomposeConfig) -> DecomposeConfig:
         some = f"{share:.0%} of {examples} examples are held out, to measure on them later; --holdout 0 fits all"
         print(f"{some if share else all_fitted}.")
     return replace(config, holdout=suggest_holdout(examples))
+
+
+def common_holdout(run: Run, names: Iterable[str]) -> float:
+    """The share to hold out of decompositions that are compared with each other, so that all have the same split.
+
+    Args:
+        run: The run.
+        names: Names of the decompositions, of which some may exist.
+
+    Returns:
+        The share of those that exist, or else the default.
+
+    Raises:
+        UserError: Those that exist have different shares.
+    """
+    files = ((name, run.path / DECOMPOSITIONS / name / CONFIG) for name in names)
+    shares = {name: read_record(SavedDecomposition, file).notes.holdout for name, file in files if file.is_file()}
+    if len({*shares.values()}) > 1:
+        found = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+        raise UserError(
+            f"These decompositions were fitted to different shares of the examples, so comparing them means little; "
+            f"held out are: {found}. Make them again with `npeff decompose --holdout SHARE --overwrite`."
+        )
+    return next(iter(shares.values()), suggest_holdout(int(run.usable.sum())))
 
 
 def _choose_components(run: Run, config: DecomposeConfig) -> int:
