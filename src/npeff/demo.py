@@ -211,7 +211,7 @@ def _effect(results: Results | None, number: int) -> list[str]:
     verdict = "" if limit is None or best.ratio > limit else "No effect above chance. "
     lines = [
         f"{verdict}Changing the model along it changes the answers of its top {top} held-out examples",
-        f"{best.ratio:.3g} times as much as those of {others} other held-out ones (95% interval {low:.3g} to {high:.3g}).",
+        f"{best.ratio:.3g} times as much as those of {others} others (95% interval {low:.3g} to {high:.3g}).",
     ]
     if null is not None and null.single is not None:
         lines.append(
@@ -220,7 +220,5 @@ def _effect(results: Results | None, number: int) -> list[str]:
             )
         )
     if damage is not None:
-        lines.append(
-            f"A token of running text, which has nothing to do with reviews, changes {damage:.2g} times as much as they do."
-        )
+        lines.append(f"A token of running text, no review, changes {damage:.2g} times as much as they do.")
     return lines
