@@ -212,9 +212,8 @@ def _effect(results: Results | None, number: int) -> list[str]:
         f"{best.ratio:.3g} times as much as those of other held-out ones; 95% interval {low:.3g} to {high:.3g}.",
     ]
     if null is not None and null.single is not None:
-        lines.append(
-            f"Random groups in its place give {null.ratio:.2g}; 95% of them {null.single[0]:.2g} to {null.single[1]:.2g}."
-        )
+        ends = " to ".join(f"{end:.2g}" for end in null.single)
+        lines.append(f"Random groups of examples in its place give {null.ratio:.2g}; 95% of them {ends}.")
     if limit is not None and not best.ratio > limit:
         lines.append("So there is no effect above chance.")
     if damage is not None:
