@@ -24,6 +24,7 @@ from npeff.explore.export import export_site
 from npeff.explore.server import SITE
 from npeff.models.load import EMBEDDED_PACKAGE
 from npeff.perturb.config import PerturbConfig
+from npeff.perturb.elsewhere import RUNNING_TEXT
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.records import Results, chance_limit, damage_ratio
 from npeff.perturb.run import perturb
@@ -215,9 +216,9 @@ def _effect(results: Results | None, number: int) -> list[str]:
         ends = " to ".join(f"{end:.2g}" for end in null.single)
         lines.append(f"Random groups of examples in its place give {null.ratio:.2g}; 95% of them {ends}.")
     if limit is not None and not best.ratio > limit:
-        lines.append("So there is no effect above chance.")
+        lines.append("That is no effect above chance.")
     if damage is not None:
-        lines.append(
-            f"Text that has nothing to do with reviews changes {damage:.2g} times as much as they do, a token."
-        )
+        prompts = max(each.kl for each in best.elsewhere if each.text != RUNNING_TEXT) / best.top_kl
+        lines.append(f"Elsewhere, a token of running text changes {damage:.2g} times as much as they do,")
+        lines.append(f"and the answers to prompts of other tasks up to {prompts:.2g} times.")
     return lines
