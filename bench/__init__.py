@@ -9,6 +9,14 @@ COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator
 
 
 def entry(name: str, value: float, bar: str, holds: bool = True) -> dict[str, Any]:
-    """A result: it holds if `value` is on the right side of `bar` (as "<= 1.15") and `holds`, what else it needs."""
-    sign, limit = bar.split()
-    return {"name": name, "value": value, "bar": bar, "holds": bool(COMPARE[sign](value, float(limit))) and holds}
+    """A result: it holds if `value` is on the right side of `bar` (as "<= 1.15") and `holds`, what else it needs.
+
+    A value that is only "reported" has no bar.
+    """
+    sign, _, limit = bar.partition(" ")
+    return {
+        "name": name,
+        "value": value,
+        "bar": bar,
+        "holds": holds and (not limit or COMPARE[sign](value, float(limit))),
+    }

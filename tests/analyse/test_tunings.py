@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npeff.analyse.records import Rate
 from npeff.analyse.tunings import (
     Classes,
     Examples,
     chance_of_agreement,
+    compare_rates,
     expected_rates,
     find_tunings,
     rates,
@@ -86,8 +89,8 @@ def brute_force(scores: np.ndarray, examples: Examples, top: int, unique: bool) 
     if not prediction:
         return None, None, None
     known = examples.labels.known
-    flags = (any(prediction), any(label) if known else None)
-    return (*flags, (flags[1] and not flags[0]) if known else None)
+    lnp = [own and not other for own, other in zip(label, prediction, strict=True)]
+    return any(prediction), any(label) if known else None, any(lnp) if known else None
 
 
 @settings(max_examples=60, deadline=None)
@@ -107,6 +110,26 @@ def test_signed_tunings_equal_brute_force(seed: int, unique: bool, top: int, lab
     for number, orderings in enumerate(found):
         expected = brute_force(W[:, number].numpy(), examples, top, unique)
         assert tuple(tuned(orderings).values()) == expected
+
+
+def test_an_svd_component_may_be_tuned_to_a_prediction_and_lnp() -> None:
+    """As in the paper: each of three orderings may produce a tuned component."""
+    examples = make_examples([0, 0, 0, 1], [0, 1, 1, 1])
+    W = column(2, 1, -1, -2)
+    (component,) = find_tunings([("positive", W), ("negative", -W)], examples, top=2)
+    assert tuned(component) == {"prediction": True, "label": True, "lnp": True}
+
+
+def test_counts_of_two_methods_are_compared_by_the_hypergeometric_distribution() -> None:
+    def rate(count: int, of: int) -> Rate:
+        return Rate(count, of, 0, 1, 0, count / of if of else None)
+
+    for a, n, b, m in ((5, 132, 1, 132), (5, 132, 0, 88), (9, 20, 2, 30), (0, 7, 0, 9)):
+        ways = {k: math.comb(n, k) * math.comb(m, a + b - k) for k in range(a + b + 1)}
+        p = sum(count for count in ways.values() if count <= ways[a] * (1 + 1e-9)) / sum(ways.values())
+        assert compare_rates(rate(a, n), rate(b, m)) == pytest.approx(p)
+    assert compare_rates(rate(5, 132), rate(1, 132)) == pytest.approx(0.2137, abs=1e-3)
+    assert compare_rates(rate(1, 2), rate(0, 0)) is compare_rates(None, rate(1, 2)) is None
 
 
 def test_without_labels_only_predictions_count() -> None:

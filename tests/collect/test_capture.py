@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
+from npeff.collect.batch import Collector
 from npeff.collect.capture import Capture
-from npeff.collect.config import SketchConfig
+from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.sketch.make import make_sketch
 from npeff.models.answers import AnswerModel, encode, resolve_answers
 from npeff.models.select import select_parameters
+from npeff.tasks.config import DataConfig
 from npeff.tasks.task import Task
 from npeff.utils.errors import UserError
 from tests import tiny
@@ -126,6 +130,80 @@ def test_separate_suffixes_give_the_same_rows():
     other_z, other = captured_rows(model, selection, sketch, plain, prompts, V)
     torch.testing.assert_close(z, other_z, rtol=1e-4, atol=1e-4)
     assert (rows - other).norm() < 1e-4 * rows.norm()
+
+
+@pytest.mark.parametrize("kind", ["kron", "sparse", "dense"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_lengths_of_directions_do_not_change_a_bit_of_float32_rows(family, kind):
+    """Runs that were collected when directions were backpropagated as they are can be continued."""
+    model = tiny.loaded(family)
+    selection = select_parameters(model.network)
+    sketch = make_sketch(SketchConfig(kind, dim=256), selection.modules)
+    answer_model = AnswerModel(model, resolve_answers(INTENTS, model.tokenizer))
+    prompts = prompts_of(INTENTS, model.tokenizer)
+    V = random_directions(len(prompts), len(tiny.INTENTS))
+    V *= 10.0 ** -torch.arange(6.0)[:, None, None]
+    V[3, 1] = 0
+    with Capture(selection.modules, sketch.fold_input) as capture:
+        capture.start(len(prompts), *answer_model.sequences(prompts))
+        z, _ = answer_model.logits(prompts)
+        expected = []
+        for row in range(2):
+            total = sketch.accumulator(len(prompts))
+            capture.backward(z, V[:, row], partial(sketch.accumulate, total=total), keep_graph=True)
+            expected.append(sketch.finish(total))
+        rows = capture.rows(z, V, sketch)
+    assert torch.equal(rows, torch.stack(expected, 1))
+    assert not rows[3, 1].any()
+    assert rows[3, 0].any()
+
+
+def collect_confident(task, directions, length, weights, dtype):
+    """Everything about prompts that a tiny model answers with directions of about this length.
+
+    Its weights are rounded to `weights` and its precision is `dtype`; probabilities are the same in every precision.
+    """
+    model = tiny.loaded("llama")
+    model.network.to(weights).to(dtype)
+    selection = select_parameters(model.network)
+    config = CollectConfig("", DataConfig("sst2"), model.config, DirectionsConfig(directions), activation=False)
+    sketch = make_sketch(SketchConfig(dim=256), selection.modules)
+    collector = Collector(config, model, resolve_answers(task, model.tokenizer), selection, sketch)
+    rest = torch.linspace(1, 2, collector.answer_model.count - 1).double()
+    rest *= length**2 / 2 / rest.sum()
+    target = torch.cat([1 - rest.sum()[None], rest]).log().float()
+    logits = collector.answer_model.logits
+
+    def confident(prompts):
+        z, places = logits(prompts)
+        return z - z.detach() + target, places
+
+    collector.answer_model.logits = confident
+    prompts = prompts_of(task, model.tokenizer)
+    return collector.collect(prompts, list(range(len(prompts))))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cosine", "norm"), [(torch.float16, 0.9999, 0.002), (torch.bfloat16, 0.999, 0.02)], ids=str
+)
+@pytest.mark.parametrize("length", [1e-1, 1e-3, 1e-4, 1e-5, 1e-6])
+@pytest.mark.parametrize(
+    ("task", "directions"),
+    [(SENTIMENT, "exact"), (INTENTS, "exact"), (INTENTS, "spectral:2"), (INTENTS, "projection:4")],
+)
+def test_half_precision_keeps_rows_of_confident_answers(task, directions, length, dtype, cosine, norm):
+    """The gradient of the prediction is a mix of exact rows, and a pass of its own beside others."""
+    whole = collect_confident(task, directions, length, dtype, torch.float32)
+    half = collect_confident(task, directions, length, dtype, dtype)
+    assert not half["set_aside"].any()
+    assert torch.equal(half["rank"], whole["rank"])
+    assert half["probability"].min() > 1 - length**2
+    for name in ("rows", "gradient"):
+        used = whole[name].norm(dim=-1) > 0
+        assert used.any()
+        assert torch.cosine_similarity(half[name], whole[name], dim=-1)[used].min() > cosine
+    torch.testing.assert_close(half["pef_norm"].sqrt(), whole["pef_norm"].sqrt(), rtol=norm, atol=0)
+    torch.testing.assert_close(half["gradient_norm"], whole["gradient_norm"], rtol=norm, atol=0)
 
 
 @pytest.mark.parametrize("patterns", [["*.weight"], ["*.bias"], ["*.1.*fc*", "*.1.*out_proj*"]], ids=str)

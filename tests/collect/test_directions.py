@@ -20,6 +20,7 @@ from npeff.collect.directions import (
     reduce_rank,
     sampling,
     spectral,
+    split_length,
 )
 from npeff.utils.errors import UserError
 
@@ -233,3 +234,20 @@ def test_certain_answers_give_nothing_and_no_nan():
 def test_unknown_directions_are_errors(text):
     with pytest.raises(UserError, match="Unknown directions"):
         parse_directions(text)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lengths_are_split_off_as_powers_of_two(dtype):
+    V = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    V *= 10.0 ** torch.linspace(-30, 3, 7).to(dtype)[:, None, None]
+    V[2, 1] = 0
+    unit, power = split_length(V)
+    assert unit.dtype == power.dtype == dtype
+    assert torch.equal(unit * power[:, :, None], V)
+    assert (power.log2() == power.log2().round()).all()
+    length = unit.norm(dim=2)
+    assert length[2, 1] == 0
+    assert power[2, 1] == 1
+    length[2, 1] = 0.5
+    assert length.min() >= 0.5
+    assert length.max() <= 1

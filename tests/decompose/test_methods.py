@@ -163,6 +163,17 @@ def test_sae_keeps_its_constraints_and_learns():
     assert fitted.history.loss < 0.5 * fitted.history.steps[0].loss
 
 
+def test_k_of_the_sae_scales_with_its_width():
+    """The paper has 32 of 512 and 32 of 2,048."""
+    assert [SaeConfig().active(count) for count in (4, 16, 31, 62, 132, 512, 2048)] == [1, 1, 2, 4, 8, 32, 32]
+    assert SaeConfig(top_k=5).active(2048) == 5
+    x = ArrayRows(torch.randn(60, 8, generator=torch.Generator().manual_seed(0)))
+    config = FitConfig(method="sae", components=32, sae=SaeConfig(sae_steps=20, sae_patience=10))
+    assert (Sae(config).fit(x).coefficients > 0).sum(dim=1).max() == 2
+    with pytest.raises(UserError, match="top_k should be above 0"):
+        SaeConfig(top_k=0)
+
+
 def test_sae_steps_are_adam_on_the_sphere():
     """Against torch's Adam fed with tangent gradients."""
     x = torch.nn.functional.normalize(torch.randn(30, 6, generator=torch.Generator().manual_seed(0)), dim=1)

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from npeff import cli
-from npeff.decompose.config import DecomposeConfig, suggest_components
+from npeff.decompose.config import DecomposeConfig, SaeConfig, suggest_components
 from npeff.decompose.methods import load
 from npeff.decompose.run import decompose, fit_key, open_decomposition
 from npeff.store.run import Run
@@ -209,3 +210,16 @@ def test_a_decomposition_of_0_1_0_is_not_made_again(tmp_path, capsys):
     again = decompose(DecomposeConfig(run=str(path), decomposition="npeff", components=2))
     assert "is already there" in capsys.readouterr().out
     assert torch.equal(again.coefficients, old.coefficients)
+
+
+def test_the_default_k_of_the_sae_may_change(run, capsys):
+    """What was made when the default was another is not refused, and k is saved as a number."""
+    config = DecomposeConfig(run=str(run.path), method="sae", components=32, holdout=0.0, sae=SaeConfig(sae_steps=20))
+    assert decompose(config).config.sae.top_k == 2
+    assert load(run.path / "decompositions" / "sae-32-0").notes.replay.config["sae"]["top_k"] == 2
+    old = replace(config, sae=SaeConfig(top_k=9, sae_steps=20), decomposition="old")
+    decompose(old)
+    assert decompose(replace(old, sae=config.sae)).config.sae.top_k == 9
+    assert "is not made again" in capsys.readouterr().out
+    with pytest.raises(UserError, match="top_k 9, not 8"):
+        decompose(replace(old, sae=SaeConfig(top_k=8, sae_steps=20)))

@@ -13,7 +13,16 @@ import torch
 from npeff import cli
 from npeff.decompose.run import open_decomposition
 from npeff.paper.config import IclConfig
-from npeff.paper.icl import classify, icl, label_weights
+from npeff.paper.icl import (
+    UNDECIDED,
+    classify,
+    correct,
+    fit_offsets,
+    icl,
+    label_weights,
+    mcnemar,
+    mean_and_interval,
+)
 from npeff.paper.icl_context import Predictor
 from npeff.store.run import Run
 from npeff.utils.configs import write_record
@@ -32,15 +41,20 @@ def test_the_table(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     behind = np.array(read_json(directory / "predictions.json")["predictions"])
     labels, before = (run.table[name].to_numpy() for name in ("label", "prediction"))
     kept = np.setdiff1d(np.arange(40), found["context"]["examples"])
-    assert found["accuracy_k"] == np.mean(behind[kept] == labels[kept])
-    assert found["accuracy_0"] == np.mean(before[kept] == labels[kept])
+    accuracies = {row["title"]: row["accuracy"] for row in found["models"]}
+    assert accuracies["2-shot"] == np.mean(behind[kept] == labels[kept])
+    assert accuracies["0-shot"] == np.mean(before[kept] == labels[kept])
+    for row in (*found["rows"], *found["models"]):
+        assert 0 <= row["decided"] <= 1
+        if row["accuracy"] is not None:
+            assert row["interval"][0] <= row["accuracy"] <= row["interval"][1]
     assert len(found["context"]["scores"]) == 3
     text = (directory / "table.md").read_text()
-    assert "| | NPEFF | GC |" in text
-    assert "| Similarity ICL |" in text
+    assert "| NPEFF |" in text
+    assert "| 0-shot, corrected | 100.0 |" in text
     assert text in capsys.readouterr().out
     rows = list(csv.DictReader((directory / "table.csv").open(encoding="utf-8")))
-    assert [row["title"] for row in rows] == ["NPEFF", "GC"]
+    assert [row["title"] for row in rows] == ["NPEFF", "GC", "0-shot", "0-shot, corrected", "2-shot"]
     assert (directory / "table.png").is_file()
     assert (directory / "table.svg").is_file()
 
@@ -130,7 +144,7 @@ def test_predictions_equal_brute_force(tmp_path: Path, method: str) -> None:
     decomposition = open_decomposition(run, method)
     labels = run.table["label"].to_numpy().astype(np.int64)
     weights, _ = label_weights(decomposition.scores("positive"), labels, np.ones(90, bool), 2, top=8, purity=0.75)
-    predictions, undecided = classify(decomposition, weights)
+    predictions = classify(decomposition, weights)
     w = decomposition.coefficients.numpy()
     for i in range(90):
         sums = [0.0, 0.0]
@@ -142,4 +156,51 @@ def test_predictions_equal_brute_force(tmp_path: Path, method: str) -> None:
                     sums[label] += value * (np.mean(labels[best] == label) >= 0.75)
         if abs(sums[0] - sums[1]) > 1e-6:
             assert predictions[i] == int(sums[1] > sums[0])
-            assert not undecided[i]
+        elif sums[0] == sums[1] == 0:
+            assert predictions[i] == UNDECIDED
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_offsets_are_the_best_that_brute_force_finds(classes: int) -> None:
+    random = np.random.default_rng(classes)
+    for _ in range(20):
+        labels = random.integers(0, classes, 25)
+        # rounded, so that some examples need the same offset
+        scores = np.round(random.standard_normal((25, classes)) + 2 * (np.arange(classes) == labels[:, None]), 1)
+        scores[:, 0] += 3
+
+        def right(offsets: np.ndarray, scores: np.ndarray = scores, labels: np.ndarray = labels) -> int:
+            return int(((scores + offsets).argmax(axis=1) == labels).sum())
+
+        found = fit_offsets(scores, labels)
+        assert right(found) >= right(np.zeros(classes))
+        for answer in range(classes):  # no other offset of one answer is better
+            for value in np.arange(-12, 12, 0.05) + 0.01:
+                assert right(np.where(np.arange(classes) == answer, value, found)) <= right(found)
+
+
+def test_an_example_has_no_say_in_its_own_correction() -> None:
+    random = np.random.default_rng(0)
+    probabilities = random.dirichlet([2, 1], 60)
+    labels, places, folds = random.integers(0, 2, 60), np.arange(5, 60), np.arange(55) % 5
+    predictions = correct(probabilities, labels, places, folds)
+    assert (predictions[:5] == UNDECIDED).all()
+    for fold in range(5):
+        own = places[folds == fold]
+        other = labels.copy()
+        other[own] = 1 - other[own]
+        assert (correct(probabilities, other, places, folds)[own] == predictions[own]).all()
+
+
+def test_intervals_and_the_paired_test() -> None:
+    values = np.array([1, 0, 0, -1, 1, 1, 0, 1])
+    mean, (low, high) = mean_and_interval(values)  # type: ignore[misc]
+    draws = np.random.default_rng(1).choice(values, (20000, 8)).mean(axis=1)
+    assert mean == values.mean()
+    assert (low, high) == pytest.approx(tuple(np.quantile(draws, [0.025, 0.975])), abs=0.13)
+    assert mean_and_interval(values[:0]) == (None, None)
+    first, second = np.array([1, 1, 1, 1, 1, 0, 1, 0]), np.array([0, 0, 0, 0, 0, 1, 1, 0])
+    # five against one: all outcomes of six fair coins that are as uneven
+    assert mcnemar(first, second) == pytest.approx(2 * (1 + 6) / 64)
+    assert mcnemar(first, first) == 1
+    assert mcnemar(first[:0], first[:0]) is None

@@ -12,6 +12,8 @@ from npeff.collect.directions import make_directions, predicted
 from npeff.collect.run import collect
 from npeff.collect.session import prepare_run, read_prompts
 from npeff.decompose.run import open_decomposition
+from npeff.models.answers import AnswerModel
+from npeff.perturb import lift
 from npeff.perturb.lift import (
     Lifter,
     RowSums,
@@ -108,6 +110,46 @@ def test_lift_with_ten_answers_conv1d_and_any_kinds_of_rows(many_answers, kinds)
     assert many_answers.source("fisher").ranks.max() == 9
     prompts = read_prompts(many_answers, prepared)
     check_against_autograd(many_answers, prepared, prompts, random_sums(many_answers, kinds))
+
+
+def confident_logits(monkeypatch, length):
+    """Answers of which the first is nearly certain, so that directions are about this long, in any precision."""
+    logits, rest = AnswerModel.logits, length**2 / 2
+
+    def confident(self, prompts):
+        z, places = logits(self, prompts)
+        target = torch.full_like(z, rest / (z.shape[1] - 1)).log()
+        target[:, 0] = 0
+        return z - z.detach() + target, places
+
+    monkeypatch.setattr(AnswerModel, "logits", confident)
+
+
+def lift_in(run, dtype, precision, kinds):
+    """Random sums, lifted with weights that are rounded to one precision in a model of another."""
+    prepared = prepare_run(run, "cpu")
+    prepared.model.network.to(dtype).to(precision)
+    lifted = Lifter(run, prepared, read_prompts(run, prepared)).lift(random_sums(run, kinds))
+    return [torch.cat([part.flatten() for part in vector.values()]) for vector in lifted]
+
+
+@pytest.mark.parametrize(("dtype", "fidelity"), [(torch.float16, 0.9999), (torch.bfloat16, 0.999)], ids=str)
+@pytest.mark.parametrize("length", [1e-1, 1e-3, 1e-4, 1e-5, 1e-6])
+@pytest.mark.parametrize("kinds", [("fisher",), ("gradient",)])
+def test_half_precision_lifts_confident_answers(run, monkeypatch, kinds, length, dtype, fidelity):
+    confident_logits(monkeypatch, length)
+    whole, half = lift_in(run, dtype, torch.float32, kinds), lift_in(run, dtype, dtype, kinds)
+    for expected, found in zip(whole, half, strict=True):
+        assert cosine(found, expected) > fidelity
+        assert float(found.norm() / expected.norm()) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("kinds", [("fisher", "gradient"), ("fisher",), ("gradient",)])
+def test_lengths_of_directions_do_not_change_a_bit_of_a_float32_lift(run, many_answers, monkeypatch, kinds):
+    found = [lift_in(each, torch.float32, torch.float32, kinds) for each in (run, many_answers)]
+    monkeypatch.setattr(lift, "split_length", lambda V: (V, V.new_ones(V.shape[:-1])))
+    for each, before in zip((run, many_answers), found, strict=True):
+        assert all(map(torch.equal, before, lift_in(each, torch.float32, torch.float32, kinds)))
 
 
 def count_passes(monkeypatch):

@@ -203,8 +203,8 @@ def test_components_are_added(config, monkeypatch, direction):
 def test_a_ridge_is_chosen_once(config):
     config = change(config, direction="whiten")
     first = perturb(change(config, component=[4]))["npeff"].notes
-    best = max(first.ridges, key=lambda trial: trial.ratio)
-    assert first.ridge == best.ridge
+    best = max(trial.ratio for trial in first.ridges)
+    assert first.ridge == max(trial.ridge for trial in first.ridges if trial.ratio >= 0.9 * best)
     assert perturb(change(config, component=[1]))["npeff"].notes == first
     # and it does not depend on which components are asked for
     assert perturb(change(config, component=[2], perturbation="other"))["npeff"].notes.ridges == first.ridges

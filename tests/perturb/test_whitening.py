@@ -100,7 +100,8 @@ def test_whitening_wins_where_the_background_is_shared():
     top = FisherRows(np.arange(6), np.arange(6), np.arange(6), everything.scales[:6], rows[:6])
     h = (u + loud)[None]
     ridge, trials = choose_ridge(everything, [np.arange(6)], h, [top], everything)
-    assert ridge == max(trials, key=lambda trial: trial.ratio).ridge
+    best = max(trial.ratio for trial in trials)
+    assert ridge == max(trial.ridge for trial in trials if trial.ratio >= 0.9 * best)
     background = rows[6:]
     a = whiten((background @ background.T).double(), (background @ h.T).double(), 44, ridge)
     white = h - a.T.float() @ background

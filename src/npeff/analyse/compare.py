@@ -9,9 +9,10 @@ from npeff.analyse.config import CompareConfig
 from npeff.analyse.records import KINDS, AnalysisOptions, Kind, Summary
 from npeff.analyse.report import draw_rates
 from npeff.analyse.run import analyse_one
-from npeff.decompose.config import METHOD_TITLES, DecomposeConfig, Method, SaeConfig, suggest_components
+from npeff.analyse.tunings import compare_rates
+from npeff.decompose.config import METHOD_TITLES, DecomposeConfig, Method, SaeConfig, suggest_components, suggest_fitted
 from npeff.decompose.methods import kind_of
-from npeff.decompose.run import decompose
+from npeff.decompose.run import common_holdout, decompose
 from npeff.store.layout import COMPARISONS
 from npeff.store.run import Run
 from npeff.utils.configs import replace, to_dict
@@ -31,6 +32,8 @@ class ComparedMethod(Summary):
 
     title: str
     """What the paper calls the method."""
+    lnp_p: float | None = None
+    """Two-sided p of Fisher's exact test: its number of LnP-tuned components against that of the first method."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,9 @@ def compare(config: CompareConfig) -> Comparison:
         UserError: The run has the rows of none of the methods.
     """
     run = Run.open(config.run)
-    components = config.components or suggest_components(int(run.usable.sum()))
+    components = config.components or suggest_components(suggest_fitted(int(run.usable.sum())))
     config = replace(config, components=components)
+    holdout = common_holdout(run, (f"{method}-{components}-{config.seed}" for method in config.methods))
     rows, missing = [], {}
     for method in dict.fromkeys(config.methods):
         reason = _cannot(run, method, components)
@@ -75,7 +79,7 @@ def compare(config: CompareConfig) -> Comparison:
             missing[method] = reason
             print(f"{METHOD_TITLES[method]}: left out, {reason}.")
         else:
-            rows.append(_measure(run, method, components, config))
+            rows.append(_measure(run, method, components, holdout, config))
     if not rows:
         raise UserError(f"{run.path} has the rows of none of these methods: {'; '.join(missing.values())}.")
     comparison = Comparison(
@@ -84,7 +88,7 @@ def compare(config: CompareConfig) -> Comparison:
         task=run.manifest.task.name,
         model=run.manifest.model,
         options={key: value for key, value in to_dict(config).items() if key not in ("run", "device")},
-        rows=rows,
+        rows=_tested(rows),
         missing=missing,
     )
     directory = run.path / COMPARISONS / f"{components}-{config.seed}"
@@ -104,16 +108,21 @@ def _cannot(run: Run, method: Method, components: int) -> str | None:
     return None
 
 
-def _measure(run: Run, method: Method, components: int, config: CompareConfig) -> ComparedMethod:
+def _measure(run: Run, method: Method, components: int, holdout: float, config: CompareConfig) -> ComparedMethod:
     """Decompose with one method, analyse that, and give the entry of the table."""
     sae = config.sae if method == "sae" else SaeConfig()  # no reason to fit the others again
-    wanted = DecomposeConfig(
-        run=config.run, method=method, components=components, seed=config.seed, device=config.device, sae=sae
-    )
+    which = {"method": method, "components": components, "seed": config.seed, "holdout": holdout}
+    wanted = DecomposeConfig(run=config.run, device=config.device, sae=sae, **which)  # type: ignore[arg-type]
     name = decompose(wanted, made_for="compare").config.name
     analysis = analyse_one(run, name, AnalysisOptions(config.top, config.unique), quiet=True)
     summary = {item.name: getattr(analysis, item.name) for item in fields(Summary)}
     return ComparedMethod(**summary, title=METHOD_TITLES[method])
+
+
+def _tested(rows: list[ComparedMethod]) -> list[ComparedMethod]:
+    """With tests of every other method against the first."""
+    first = rows[0].tunings["lnp"]
+    return [rows[0], *(replace(row, lnp_p=compare_rates(first, row.tunings["lnp"])) for row in rows[1:])]
 
 
 def table(comparison: Comparison) -> Table:
@@ -127,13 +136,15 @@ def table(comparison: Comparison) -> Table:
     """
     caption = f"{comparison.task}, {comparison.model}, {comparison.options['components']} components"
     in_csv = ["components", "left_out", *(f"{kind}_{number}" for kind in KINDS for number in _NUMBERS)]
+    against = f"LnP p, against {comparison.rows[0].title}"
     columns = [
         Column("method"),
         *(Column(name, only="csv") for name in in_csv),
         *(Column(_COLUMNS[kind], ".1f", only="text") for kind in KINDS),
-        *(Column(name, only="text") for name in ("Pred by chance", "LnP by chance", "left out")),
+        *(Column(name, only="text") for name in ("LnP 95% interval", "Pred by chance", "LnP by chance", "left out")),
+        Column("lnp_p", ".2g", against),
     ]
-    lines = Table(f"Components tuned, in %: {caption}", columns)
+    lines = Table(f"Components tuned, in %: {caption}. p of Fisher's exact test.", columns)
     ranks = sorted({share for row in comparison.rows if (share := _share(row, "lnp"))}, reverse=True)
     for row in comparison.rows:
         rates = [row.tunings[kind] for kind in KINDS]
@@ -141,9 +152,13 @@ def table(comparison: Comparison) -> Table:
         cells: list[Cell] = [None if (share := _share(row, kind)) is None else 100 * share for kind in KINDS]
         if (lnp := _share(row, "lnp")) in ranks[:2]:
             cells[-1] = Emphasis(100 * lnp, "bold" if lnp == ranks[0] else "underlined")
-        chances = [None if rate is None else percent(rate.expected) for rate in (rates[0], rates[2])]
+        interval = None if rates[2] is None else f"{100 * rates[2].low:.1f} to {100 * rates[2].high:.1f}"
+        chances: list[Cell] = [
+            interval,
+            *(None if rate is None else percent(rate.expected) for rate in (rates[0], rates[2])),
+        ]
         left_out = f"{row.left_out} of {row.components}"
-        lines.rows.append([row.title, row.components, row.left_out, *numbers, *cells, *chances, left_out])
+        lines.rows.append([row.title, row.components, row.left_out, *numbers, *cells, *chances, left_out, row.lnp_p])
     return lines
 
 

@@ -76,7 +76,7 @@ class ComponentAnalysis:
     label_tuned: bool | None
     """Whether the top of any ordering has one label; None in this case too, and without labels."""
     lnp_tuned: bool | None
-    """Label-tuned and not prediction-tuned; None where one of these is not known."""
+    """Whether the top of any ordering has one label and several predictions; None where one of these is not known."""
     prediction_purity: float | None
     """Highest purity over the orderings."""
     label_purity: float | None

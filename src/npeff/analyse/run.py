@@ -23,7 +23,8 @@ from npeff.utils.text import rounded
 from npeff.utils.types import Array
 from npeff.utils.version import __version__
 
-FORMAT = 1
+FORMAT = 2
+"""Layout and rules of an analysis; one of others is made again. Since 2 LnP counts as in the paper."""
 CORRELATED = 8
 """Most correlated components that are listed for each component."""
 

@@ -18,8 +18,8 @@ from npeff.analyse.report import draw_by_count
 from npeff.analyse.run import analyse_one
 from npeff.collect.identity import brief, changes
 from npeff.decompose.base import Decomposition
-from npeff.decompose.config import DecomposeConfig, suggest_components
-from npeff.decompose.run import decompose
+from npeff.decompose.config import DecomposeConfig, suggest_components, suggest_fitted
+from npeff.decompose.run import common_holdout, decompose
 from npeff.store.examples import whole_texts
 from npeff.store.layout import STABILITY
 from npeff.store.run import Run
@@ -55,7 +55,7 @@ def stability(config: StabilityConfig) -> Stability:
     run = Run.open(config.run)
     others = [_open_other(run, path) for path in config.against]
     if not config.components:
-        usual = suggest_components(int(run.usable.sum()))
+        usual = suggest_components(suggest_fitted(int(run.usable.sum())))
         config = replace(config, components=tuple(sorted({max(2, usual // 4), usual})))
     counts = sorted(config.components)
     seeds = [compare_seeds([_fit(config, run, count, seed) for seed in config.seeds]) for count in counts]
@@ -86,8 +86,9 @@ def _open_other(run: Run, path: str) -> Run:
 
 
 def _fit(config: StabilityConfig, run: Run, components: int, seed: int) -> Decomposition:
-    where, method, device = str(run.path), config.method, config.device
-    wanted = DecomposeConfig(run=where, method=method, components=components, seed=seed, device=device)
+    names = (f"{config.method}-{count}-{each}" for count in config.components for each in config.seeds)
+    which = {"method": config.method, "components": components, "seed": seed, "holdout": common_holdout(run, names)}
+    wanted = DecomposeConfig(run=str(run.path), device=config.device, **which)  # type: ignore[arg-type]
     return decompose(wanted, made_for="stability")
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from scipy import stats
 
 from npeff.analyse.ranking import columns, distinct, quantiles, top_examples
 from npeff.analyse.records import KINDS, Kind, Ordering, Rate
@@ -56,7 +57,8 @@ class Examples:
 def tuned(orderings: Sequence[Ordering]) -> dict[Kind, bool | None]:
     """What a component counts as over all its orderings.
 
-    Tuned is what is tuned in any ordering; LnP is label-tuned in any and prediction-tuned in none.
+    As in the paper, tuned is what is tuned in any ordering. So a component with several may be both prediction-tuned
+    (in one) and LnP-tuned (in another).
 
     Args:
         orderings: The component's examples under each way of ranking them.
@@ -64,10 +66,14 @@ def tuned(orderings: Sequence[Ordering]) -> dict[Kind, bool | None]:
     Returns:
         For each of KINDS: yes, no, or None where it cannot be said.
     """
-    prediction = overall(any, (ordering.prediction_tuned for ordering in orderings))
-    label = overall(any, (ordering.label_tuned for ordering in orderings))
-    lnp = None if prediction is None or label is None else label and not prediction
-    return {"prediction": prediction, "label": label, "lnp": lnp}
+    return {kind: overall(any, (_is_tuned(ordering, kind) for ordering in orderings)) for kind in KINDS}
+
+
+def _is_tuned(ordering: Ordering, kind: Kind) -> bool | None:
+    prediction, label = ordering.prediction_tuned, ordering.label_tuned
+    if kind == "lnp":
+        return None if prediction is None or label is None else label and not prediction
+    return prediction if kind == "prediction" else label
 
 
 def overall(fold: Callable[[list[T]], T], values: Iterable[T | None]) -> T | None:
@@ -189,6 +195,25 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
     low, high = (middle - half) / (1 + z2 / trials), (middle + half) / (1 + z2 / trials)
     # rounding must not push the interval off a share of exactly 0 or 1
     return (0.0 if successes == 0 else max(0.0, low)), (1.0 if successes == trials else min(1.0, high))
+
+
+def compare_rates(first: Rate | None, second: Rate | None) -> float | None:
+    """Whether two methods differ in how many of their components are tuned, by Fisher's exact test.
+
+    It takes components for independent of each other, so a p that is not small says "not told apart"; one that is small
+    is a little too small, because components of one method share examples.
+
+    Args:
+        first: Of one method.
+        second: Of the other.
+
+    Returns:
+        Two-sided p; None where a rate is not known.
+    """
+    if first is None or second is None or not first.of or not second.of:
+        return None
+    counts = [[rate.tuned, rate.of - rate.tuned] for rate in (first, second)]
+    return float(stats.fisher_exact(counts).pvalue)
 
 
 def rates(components: Sequence[Sequence[Ordering]], expected: Mapping[Kind, float | None]) -> dict[Kind, Rate | None]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from npeff.collect.directions import split_length
 from npeff.collect.sketch.base import Sketch
 from npeff.models.select import CapturedModule
 from npeff.utils.errors import UserError
@@ -110,8 +111,9 @@ class Capture:
         """
         batch, count, _ = directions.shape
         rows = torch.empty(batch, count, sketch.dim, device=z.device)
+        directions, lengths = split_length(directions)
         for row in range(count):
             total = sketch.accumulator(batch)
             self.backward(z, directions[:, row], partial(sketch.accumulate, total=total), keep_graph=row + 1 < count)
-            rows[:, row] = sketch.finish(total)
+            rows[:, row] = sketch.finish(total) * lengths[:, row, None]
         return rows

@@ -8,7 +8,7 @@ import torch
 
 from npeff.collect.capture import Capture
 from npeff.collect.config import CheckConfig, CollectConfig
-from npeff.collect.directions import make_directions, spectral
+from npeff.collect.directions import make_directions, split_length
 from npeff.collect.session import Prepared, prepare_with_prompts
 from npeff.collect.sketch.base import random_signs
 from npeff.models.answers import AnswerModel
@@ -107,11 +107,12 @@ def _plain_rows(prepared: Prepared, prompt: list[int], answers: list[int], V: to
     try:
         z, _ = plain.logits([prompt])
         rows = []
-        for direction in V[:, answers].to(z):
+        directions, lengths = split_length(V[:, answers])
+        for direction, length in zip(directions.to(z), lengths, strict=True):
             parts = torch.autograd.grad(z, list(weights.values()), direction[None], retain_graph=True)
             found = dict(zip(weights, parts, strict=True))
             matrices = {m.name: m.matrix(found[f"{m.name}.weight"], found.get(f"{m.name}.bias")) for m in modules}
-            rows.append(sketch.matvec(matrices))
+            rows.append(sketch.matvec(matrices) * length)
         return torch.stack(rows)
     finally:
         prepared.model.network.requires_grad_(False)
@@ -137,7 +138,8 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
 
     with torch.no_grad():
         p = collector.answer_model.logits(prompts)[0].double().softmax(1)
-    V, kept = make_directions(prepared.config.directions, p, list(range(len(prompts))))
+    directions, numbers = prepared.config.directions, list(range(len(prompts)))
+    V, kept = make_directions(directions, p, numbers)
     # all answers, but of many suffixes the most probable ones: each is a run of its own
     compared = min(SUFFIXES, p.shape[1]) if prepared.answers.kind == "suffixes" else p.shape[1]
     answers = p.topk(compared, dim=1).indices.sort(dim=1).values
@@ -151,9 +153,9 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
         scale = plain.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
         found = [((together[i] - other).norm(dim=1) / scale).max().cpu() for other in (plain, alone)]
         errors = torch.maximum(errors, torch.stack(found))
-    trace = 1 - p.square().sum(1)
     counts = [count for count in (1, 2, 4, 8, 16, 32) if count < p.shape[1]]
-    shares = {c: float((spectral(p, c).square().sum((1, 2)) / trace).mean()) for c in counts}
+    spectral = {c: make_directions(replace(directions, directions=f"spectral:{c}"), p, numbers)[1] for c in counts}
+    shares = {count: float(share.mean()) for count, share in spectral.items()}
     autograd_error, batch_error = errors.tolist()
     tolerance = TOLERANCE[prepared.config.model.dtype]
     return CheckReport(autograd_error, batch_error, float(kept.mean()), shares, tolerance)

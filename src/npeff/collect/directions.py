@@ -184,6 +184,23 @@ def predicted(p: torch.Tensor) -> torch.Tensor:
     return (-p).scatter(1, largest, _others(p).gather(1, largest))
 
 
+def split_length(V: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Directions as directions of length 1/2 to 1, times powers of 2.
+
+    Directions of confident answers are tiny, and what a half-precision model backpropagates of them would vanish. A
+    power of 2 changes no digit, so in float32 it makes no difference where in a backward pass it is multiplied.
+
+    Args:
+        V: Directions, [..., r].
+
+    Returns:
+        Directions to backpropagate [..., r] and what to multiply the outcome by [...]; 1 for a direction that is zero.
+    """
+    length = torch.linalg.vector_norm(V, dim=-1, dtype=torch.float64)
+    power = torch.where(length > 0, length / torch.frexp(length).mantissa, 1.0)
+    return (V / power[..., None]).to(V.dtype), power.to(V.dtype)
+
+
 def combine_to_predicted(V: torch.Tensor, p: torch.Tensor) -> torch.Tensor | None:
     """The direction `predicted` as a combination of other directions.
 

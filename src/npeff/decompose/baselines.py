@@ -182,7 +182,7 @@ class Sae(Decomposition):
         drawn = torch.randint(len(x), (batch,), generator=generator) if batch < len(x) else torch.arange(len(x))
         mine = x[drawn[distributed.rank() :: distributed.world_size()].to(x.device)]
         E, D, b = parameters = [value.requires_grad_() for value in tensors[:3]]
-        _, reconstruction = encode(mine, E, D, b, self.config.sae.top_k)
+        _, reconstruction = encode(mine, E, D, b, self.config.sae.active(len(E)))
         loss = (mine - reconstruction).square().sum() / batch
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
@@ -203,7 +203,7 @@ class Sae(Decomposition):
         E, D, b = (value.to(blocks.device) for value in (self.encoder, self.components, self.bias))
         for block, rows in blocks:
             x = block.one_row_each(rows)
-            z, reconstruction = encode(x, E, D, b, self.config.sae.top_k)
+            z, reconstruction = encode(x, E, D, b, self.config.sae.active(len(E)))
             yield z * block.norms[:, None], (x - reconstruction).square().sum(dim=1) * block.norms
 
 

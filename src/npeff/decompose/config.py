@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Literal, get_args
 
 import tyro
@@ -58,8 +58,10 @@ class PaperConfig:
 class SaeConfig:
     """The sparse autoencoder."""
 
-    top_k: int = 32
-    """Latents that may be active in an example (all of them if there are fewer)."""
+    top_k: int | None = None
+    """Latents that may be active in an example (all of them if there are fewer). If not given, one for every 16
+    components, at least 1 and at most 32, as in the paper (32 of 512 and of 2,048); or what an earlier command took
+    under the same name."""
     sae_rate: float = 1e-3
     """Learning rate of Adam."""
     sae_batch: int = 4096
@@ -70,8 +72,14 @@ class SaeConfig:
     """Stop when the loss of the autoencoder improves by less than the tolerance in this many steps."""
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "sae_rate", "sae_batch", "sae_steps", "sae_patience"):
+        for name in ("sae_rate", "sae_batch", "sae_steps", "sae_patience"):
             positive(name, getattr(self, name))
+        if self.top_k is not None:
+            positive("top_k", self.top_k)
+
+    def active(self, components: int) -> int:
+        """Latents that may be active in an example when there are so many components: see `top_k`."""
+        return self.top_k or min(32, max(1, round(components / 16)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +119,8 @@ class SolverConfig:
     def with_components(self, components: int) -> FitConfig:
         """These options for so many components."""
         options = {item.name: getattr(self, item.name) for item in fields(SolverConfig)}
+        if self.method == "sae":  # said in full, so that it stays what it is if the default changes
+            options["sae"] = replace(self.sae, top_k=self.sae.active(components))
         return FitConfig(components=components, **options)
 
 
@@ -169,6 +179,11 @@ def positive(name: str, value: float) -> None:
 def suggest_holdout(examples: int) -> float:
     """Which share of so many examples to hold out, if nobody says: see `DecomposeConfig.holdout`."""
     return HOLDOUT if examples >= FEWEST_TO_HOLD_OUT else 0.0
+
+
+def suggest_fitted(examples: int) -> int:
+    """How many of so many examples components are fitted to, if nobody says."""
+    return round(examples * (1 - suggest_holdout(examples)))
 
 
 def suggest_components(examples: int, method: Method = "npeff", dim: int = 512) -> int:

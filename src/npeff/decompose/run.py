@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -47,6 +48,9 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
     parent = run.path / DECOMPOSITIONS
     directory = parent / name
     first = distributed.rank() == 0
+    if config.sae.top_k is None and (directory / CONFIG).is_file() and not config.overwrite:  # whatever it was then
+        earlier = read_record(SavedDecomposition, directory / CONFIG).config.sae.top_k
+        fit_config = replace(fit_config, sae=replace(fit_config.sae, top_k=earlier))
     with only_one(parent, active=first):
         decomposition = _finished(directory, run, fit_config, config)
         distributed.barrier()
@@ -55,6 +59,7 @@ def decompose(config: DecomposeConfig, made_for: str | None = None) -> Decomposi
             decomposition = fit(run, fit_config, holdout, checkpoint, quiet=False)
             if first:
                 options = to_dict(config) | {"decomposition": name, "components": fit_config.components}
+                options["sae"] = to_dict(fit_config.sae)
                 decomposition.notes.replay = Replay("decompose", options)
                 decomposition.notes.made = datetime.now(UTC).isoformat(timespec="microseconds")
                 decomposition.notes.made_for = made_for
@@ -84,6 +89,30 @@ def _choose_holdout(run: Run, config: DecomposeConfig) -> DecomposeConfig:
         some = f"{share:.0%} of {examples} examples are held out, to measure on them later; --holdout 0 fits all"
         print(f"{some if share else all_fitted}.")
     return replace(config, holdout=suggest_holdout(examples))
+
+
+def common_holdout(run: Run, names: Iterable[str]) -> float:
+    """The share to hold out of decompositions that are compared with each other, so that all have the same split.
+
+    Args:
+        run: The run.
+        names: Names of the decompositions, of which some may exist.
+
+    Returns:
+        The share of those that exist, or else the default.
+
+    Raises:
+        UserError: Those that exist have different shares.
+    """
+    files = ((name, run.path / DECOMPOSITIONS / name / CONFIG) for name in names)
+    shares = {name: read_record(SavedDecomposition, file).notes.holdout for name, file in files if file.is_file()}
+    if len({*shares.values()}) > 1:
+        found = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+        raise UserError(
+            f"These decompositions were fitted to different shares of the examples, so comparing them means little; "
+            f"held out are: {found}. Make them again with `npeff decompose --holdout SHARE --overwrite`."
+        )
+    return next(iter(shares.values()), suggest_holdout(int(run.usable.sum())))
 
 
 def _choose_components(run: Run, config: DecomposeConfig) -> int:

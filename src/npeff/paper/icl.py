@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 from npeff.analyse.ranking import columns, top_examples
 from npeff.collect.session import prepare_run
@@ -19,42 +20,64 @@ from npeff.decompose.config import METHOD_TITLES, Method
 from npeff.decompose.run import open_decomposition
 from npeff.paper.config import IclConfig
 from npeff.paper.icl_context import Context, Predictor, draw, predict_all, search
+from npeff.perturb.statistics import DRAWS, LEVEL, Interval
 from npeff.store.layout import ICL, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import to_dict, write_record
+from npeff.utils.configs import to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one
-from npeff.utils.report import BLUE, RED, Column, Emphasis, Table, as_markdown, draw_figure, write_report
+from npeff.utils.report import BLUE, Cell, Column, Table, write_result
 from npeff.utils.types import Array
 from npeff.utils.version import __version__
 
-MEASURES = {"accuracy": "Accuracy", "similarity_0": "Similarity 0-shot", "similarity_k": "Similarity ICL"}
+UNDECIDED = -1
+"""In place of a label, where there is no vote."""
+CORRECTED = "0-shot, corrected"
+INTERVALS = {"accuracy": "interval", "gain": "gain_interval"}
+FOLDS = 5
+"""Labels of components and offsets of answers come from four fifths of the examples, and are scored on the other."""
 
 
-@dataclass(frozen=True)
-class IclRow:
-    """The classifier on the components of one decomposition."""
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How good predictions are; all shares are of examples with a prediction."""
+
+    title: str
+    """Whose predictions they are."""
+    decided: float
+    """Share of the examples with a label for which there is a prediction."""
+    accuracy: float | None
+    """Share of those where it is the label; None if there are none."""
+    interval: Interval | None
+    """95% interval of the accuracy, by bootstrap over examples."""
+    similarity_0: float | None
+    """Share where it is the model's prediction without a context."""
+    similarity_k: float | None
+    """Share where it is the model's prediction behind the context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IclRow(Score):
+    """The classifier on the components of one decomposition; its title is what the paper calls the method."""
 
     name: str
     """Name of the decomposition."""
     method: Method
     """Its method."""
-    title: str
-    """What the paper calls the method; the name where two decompositions have the same method."""
     components: int
     """Its number of components."""
     tuned: list[int]
-    """Number of components that vote for each label."""
+    """Number of components that vote for each label, if all examples have a say."""
     left_out: int
     """Components with too few active examples to vote."""
-    undecided: int
-    """Examples for which all labels had the same score, so that the first one was taken."""
-    accuracy: float
-    """Share of examples where the classifier gives the label."""
-    similarity_0: float
-    """Share of examples where it gives the model's prediction without a context."""
-    similarity_k: float
-    """Share of examples where it gives the model's prediction behind the context."""
+    in_sample: float | None
+    """The accuracy if the examples that are scored have a say in what components vote for, as in the paper."""
+    gain: float | None
+    """Accuracy less that of the corrected 0-shot answers for the same examples, those that are decided."""
+    gain_interval: Interval | None
+    """95% interval of it, by bootstrap over examples."""
+    p: float | None
+    """McNemar's exact test, two-sided: whether the two are right equally often."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +97,9 @@ class IclTable:
     context: Context
     """The best context."""
     examples: int
-    """Examples that were counted: all usable ones but those of the context."""
-    accuracy_0: float
-    """Accuracy of the model without a context."""
-    accuracy_k: float
-    """Accuracy of the model behind the context."""
-    similarity_0_k: float
-    """Share of examples where the two predictions agree."""
+    """Examples that were counted: all usable ones with a label but those of the context."""
+    models: list[Score]
+    """The model itself: without a context, with offsets of its answers, behind the context."""
     rows: list[IclRow]
     """The decompositions, in the order of the paper's methods."""
 
@@ -104,8 +123,9 @@ def icl(config: IclConfig) -> Path:
         predictor = Predictor(prepare_run(run, config.device), config.batch_tokens)
         context = search(directory / "search.json", key, predictor, run, labels)
         few_shot = predict_all(directory / "predictions.json", predictor, run, context.text)
-        blocks = write(directory, _judge(run, decompositions, labels, few_shot, context, config))
-    print(f"\n{as_markdown(blocks)}\nin {directory}")
+        result = _judge(run, decompositions, labels, few_shot, context, config)
+        text = write_result(directory / "table", result, report(result), _draw)
+    print(f"\n{text}\nin {directory}")
     return directory
 
 
@@ -135,31 +155,48 @@ def _judge(
 ) -> IclTable:
     """Accuracies and similarities, of `labels` [m] and predictions [m] behind the context."""
     zero_shot = run.table["prediction"].to_numpy().astype(np.int64)
-    counted = run.usable.copy()
+    counted = run.usable & (labels >= 0)
     counted[context.examples] = False  # these would meet their own answers in the context
+    places, classes = np.flatnonzero(counted), len(run.manifest.task.labels)
+    folds = np.random.default_rng(0).permutation(len(places)) % FOLDS
+    corrected = correct(run.tensor("probabilities").double().numpy(), labels, places, folds)
 
-    def agreement(predictions: Array, other: Array) -> float:
-        return float((predictions == other)[counted & (other >= 0)].mean())
+    def score(title: str, predictions: Array) -> dict[str, Any]:
+        """The fields of `Score`; -1 is no prediction."""
+        decided = places[predictions[places] != UNDECIDED]
+        accuracy, low_high = mean_and_interval(predictions[decided] == labels[decided])
+        agreements = (mean_and_interval(predictions[decided] == other[decided])[0] for other in (zero_shot, few_shot))
+        similarities = dict(zip(("similarity_0", "similarity_k"), agreements, strict=True))
+        share = len(decided) / max(len(places), 1)
+        return {"title": title, "decided": share, "accuracy": accuracy, "interval": low_high, **similarities}
 
-    methods = [decomposition.config.method for decomposition in opened.values()]
-    rows = []
-    for (name, decomposition), method in zip(opened.items(), methods, strict=True):
-        scores, classes = decomposition.scores("positive"), len(run.manifest.task.labels)
-        weights, left_out = label_weights(scores, labels, counted, classes, config.top, config.purity)
-        predictions, undecided = classify(decomposition, weights)
-        row = IclRow(
+    def row(name: str, decomposition: Decomposition, title: str) -> IclRow:
+        scores, rules = decomposition.scores("positive"), (classes, config.top, config.purity)
+        predictions = np.full(len(labels), UNDECIDED)
+        for fold in range(FOLDS):
+            others = np.isin(np.arange(len(labels)), places[folds != fold])
+            own = places[folds == fold]
+            predictions[own] = classify(decomposition, label_weights(scores, labels, others, *rules)[0])[own]
+        weights, left_out = label_weights(scores, labels, counted, *rules)
+        decided = places[predictions[places] != UNDECIDED]
+        right, beside = ((each == labels)[decided].astype(int) for each in (predictions, corrected))
+        gain, gain_interval = mean_and_interval(right - beside)
+        return IclRow(
+            **score(title, predictions),
             name=name,
-            method=method,
-            title=METHOD_TITLES[method] if methods.count(method) == 1 else name,
+            method=decomposition.config.method,
             components=len(decomposition.components),
             tuned=weights.sum(axis=1).astype(int).tolist(),
             left_out=left_out,
-            undecided=int(undecided[counted].sum()),
-            accuracy=agreement(predictions, labels),
-            similarity_0=agreement(predictions, zero_shot),
-            similarity_k=agreement(predictions, few_shot),
+            in_sample=score(title, classify(decomposition, weights))["accuracy"],
+            gain=gain,
+            gain_interval=gain_interval,
+            p=mcnemar(right, beside),
         )
-        rows.append(row)
+
+    methods = [decomposition.config.method for decomposition in opened.values()]
+    titles = [METHOD_TITLES[m] if methods.count(m) == 1 else n for n, m in zip(opened, methods, strict=True)]
+    models = {"0-shot": zero_shot, CORRECTED: corrected, f"{config.shots}-shot": few_shot}
     return IclTable(
         npeff=__version__,
         run=run.fingerprint,
@@ -167,12 +204,101 @@ def _judge(
         model=run.manifest.model,
         options={name: value for name, value in to_dict(config).items() if name not in ("run", "device")},
         context=context,
-        examples=int(counted.sum()),
-        accuracy_0=agreement(zero_shot, labels),
-        accuracy_k=agreement(few_shot, labels),
-        similarity_0_k=agreement(zero_shot, few_shot),
-        rows=rows,
+        examples=len(places),
+        models=[Score(**score(title, predictions)) for title, predictions in models.items()],
+        rows=[row(*item, title) for item, title in zip(opened.items(), titles, strict=True)],
     )
+
+
+# --- the 0-shot model with other thresholds ---------------------------------------------------------------------
+
+
+def correct(probabilities: Array, labels: Array, places: Array, folds: Array) -> Array:
+    """Predictions of the model without a context after offsets of its answers, which undo a bias for some of them.
+
+    Args:
+        probabilities: Of the answers, [m, classes].
+        labels: Label numbers, int64 [m].
+        places: Examples to predict, [n].
+        folds: Number of the fold of each, [n]: its offsets are those that fit the other folds best.
+
+    Returns:
+        The answer number of each example, int64 [m]; -1 for those that are not asked for.
+    """
+    scores = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
+    predictions = np.full(len(labels), UNDECIDED)
+    for fold in np.unique(folds):
+        others, own = places[folds != fold], places[folds == fold]
+        predictions[own] = (scores[own] + fit_offsets(scores[others], labels[others])).argmax(axis=1)
+    return predictions
+
+
+def fit_offsets(scores: Array, labels: Array, sweeps: int = 3) -> Array:
+    """Offsets of the answers' scores that make most predictions right: the best one for each answer in turn.
+
+    Args:
+        scores: Of the answers, float64 [n, classes].
+        labels: Label numbers, int64 [n].
+        sweeps: How often each answer has its turn.
+
+    Returns:
+        The offsets, [classes]; with two answers this is the threshold with the highest accuracy.
+    """
+    offsets = np.zeros(scores.shape[1])
+    for _ in range(sweeps if len(labels) else 0):
+        for answer in range(len(offsets)):
+            rivals = scores + offsets
+            rivals[:, answer] = -np.inf
+            # the answer is given where its offset is above this
+            needed = rivals.max(axis=1) - scores[:, answer]
+            order = np.argsort(needed)
+            gains = (labels == answer).astype(int) - (labels == rivals.argmax(axis=1))
+            total = np.concatenate([[0], np.cumsum(gains[order])])  # with the first so many given the answer
+            ends = np.concatenate([[needed[order[0]] - 2], needed[order], [needed[order[-1]] + 2]])
+            middles = (ends[1:] + ends[:-1]) / 2
+            total = np.where(ends[1:] > ends[:-1], total, total.min())  # equal ones cannot be told apart
+            best = np.flatnonzero(total == total.max())
+            offsets[answer] = middles[best[np.abs(middles[best] - offsets[answer]).argmin()]]
+    return offsets
+
+
+# --- how sure it is -----------------------------------------------------------------------------------------------
+
+
+def mean_and_interval(values: Array) -> tuple[float | None, Interval | None]:
+    """Mean of values of which there are few different ones, and its 95% interval by bootstrap.
+
+    Args:
+        values: One for each example, such as whether it is right, [n].
+
+    Returns:
+        Both; None without values.
+    """
+    if not len(values):
+        return None, None
+    different, counts = np.unique(values.astype(float), return_counts=True)
+    # how often each value is drawn is all that a resample has of its examples
+    means = np.random.default_rng(0).multinomial(len(values), counts / len(values), DRAWS) @ different / len(values)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(values.mean()), (float(low), float(high))
+
+
+def mcnemar(first: Array, second: Array) -> float | None:
+    """Whether two classifiers are right equally often, from the examples where only one of them is.
+
+    Args:
+        first: Whether the first is right, 0 or 1 [n].
+        second: Whether the second is, [n].
+
+    Returns:
+        Two-sided p of the exact test; None without examples.
+    """
+    only_first, only_second = int((first > second).sum()), int((second > first).sum())
+    differing = only_first + only_second
+    return (stats.binomtest(only_first, differing).pvalue if differing else 1.0) if len(first) else None
+
+
+# --- the classifier on components -------------------------------------------------------------------------------
 
 
 def label_weights(
@@ -203,7 +329,7 @@ def label_weights(
     return weights, left_out
 
 
-def classify(decomposition: Decomposition, weights: Array) -> tuple[Array, Array]:
+def classify(decomposition: Decomposition, weights: Array) -> Array:
     """The label with the largest sum of coefficients of the components that vote for it, for every example.
 
     A cluster counts as a coefficient of one, as in the paper. Signed coefficients (SVDs) are ranked from the largest
@@ -214,68 +340,63 @@ def classify(decomposition: Decomposition, weights: Array) -> tuple[Array, Array
         weights: Which label each component votes for, float32 [classes, C].
 
     Returns:
-        The label number of each example, int64 [m], and whether all labels had the same score, so that the first one
-        was taken, bool [m].
+        The label number of each example, int64 [m]; -1 where no component has a vote, or all labels have as many.
     """
     coefficients = decomposition.coefficients.float()
     if decomposition.config.method == "clusters":
         coefficients = (coefficients > 0).float()
     sums = (coefficients @ torch.from_numpy(weights).T).numpy()
-    return sums.argmax(axis=1), sums.max(axis=1) == sums.min(axis=1)
-
-
-def write(directory: Path, result: IclTable) -> list[str | Table]:
-    """Write table.csv, .md, .tex, .png, .svg and, last, .json.
-
-    Args:
-        directory: Where to write.
-        result: What was measured.
-
-    Returns:
-        What there is to read, as in table.md.
-    """
-    names = ("title", "name", "components", "left_out", "undecided", *MEASURES)
-    table = Table("", [Column(name) for name in names], [[getattr(row, n) for n in names] for row in result.rows])
-    blocks = report(result)
-    write_report(directory / "table", blocks, csv=table)
-    draw_figure(directory / "table", _draw, result)
-    write_record(directory / "table.json", result)
-    return blocks
+    return np.where(sums.max(axis=1) == sums.min(axis=1), UNDECIDED, sums.argmax(axis=1))
 
 
 def report(result: IclTable) -> list[str | Table]:
-    """What there is to read: percentages, a column per decomposition; the highest of a row is bold.
+    """What there is to read: a line for each decomposition's classifier, and for the model itself.
 
     Args:
         result: What was measured.
 
     Returns:
-        The table, and a note on examples without a vote.
+        The table in percent, and what it means.
     """
+    shots, sets = result.options["shots"], result.options["sets"]
+    percentages = {"decided": "decided", "accuracy": "accuracy", "in_sample": "accuracy in-sample"}
+    percentages |= {"similarity_0": "agrees with 0-shot", "similarity_k": f"agrees with {shots}-shot", "gain": "gain"}
+    columns = [Column("title", title="")]
+    for name, title in percentages.items():
+        columns.append(Column(name, ".1f", title))
+        if name in INTERVALS:
+            columns.append(Column(INTERVALS[name], title="95% interval"))
+    columns.append(Column("p", ".2g"))
     caption = (
-        f"{result.task}, {result.model}, {result.examples} examples: accuracy {result.accuracy_0:.1%} 0-shot, "
-        f"{result.accuracy_k:.1%} {result.options['shots']}-shot (best of {result.options['sets']} contexts); the two "
-        f"agree on {result.similarity_0_k:.1%}. In percent:"
+        f"{result.task}, {result.model}, {result.examples} examples, best of {sets} contexts. Accuracy is among the "
+        f"examples that are decided; gain is over the 0-shot model with offsets of its answers, on the same examples "
+        f"(p of McNemar's exact test). In percent:"
     )
-    columns = [Column(""), *(Column(row.title, ".1f") for row in result.rows)]
-    blocks: list[str | Table] = [table := Table(caption, columns)]
-    for measure, title in MEASURES.items():
-        values = [100 * getattr(row, measure) for row in result.rows]
-        table.rows.append([title, *(Emphasis(value) if value == max(values) else value for value in values)])
-    silent = [f"{row.title} {row.undecided}" for row in result.rows if row.undecided]
-    if silent:
-        blocks.append(f"Examples without a vote, for which the first label was taken: {', '.join(silent)}.")
-    return blocks
+    table = Table(caption, columns)
+    for row in (*result.rows, *result.models):
+        cells: list[Cell] = [row.title]
+        for name in percentages:
+            value = getattr(row, name, None)
+            cells.append(None if value is None else 100 * value)
+            if name in INTERVALS:
+                ends = getattr(row, INTERVALS[name], None)
+                cells.append(None if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}")
+        table.rows.append([*cells, getattr(row, "p", None)])
+    note = (
+        f"What components vote for, and the offsets of answers, are fitted on four fifths of the examples, scored on "
+        f"the others, {FOLDS} times. In-sample: the scored examples have a say, as in the paper. An example without a "
+        f"vote is not decided, and counts for nothing else."
+    )
+    return [table, note]
 
 
 def _draw(axes: Any, result: IclTable) -> None:
-    """A group of bars per decomposition; lines at the accuracies of the model itself."""
-    for k, (measure, colour) in enumerate(zip(MEASURES, (BLUE, "#a7a7a7", RED), strict=True)):
-        places = [n + 0.27 * (k - 1) for n in range(len(result.rows))]
-        values = [100 * getattr(row, measure) for row in result.rows]
-        axes.bar(places, values, width=0.25, color=colour, label=MEASURES[measure])
-    for shots, value, style in ((0, result.accuracy_0, ":"), (result.options["shots"], result.accuracy_k, "--")):
-        axes.axhline(100 * value, color="black", linewidth=0.8, linestyle=style, label=f"{shots}-shot accuracy")
-    axes.set_xticks(range(len(result.rows)), [row.title for row in result.rows])
-    axes.set(ylim=(0, 100), ylabel="% of examples", title=f"{result.task}, {result.examples} examples")
-    axes.legend(frameon=False, fontsize=7)
+    """A bar for each accuracy, with its interval."""
+    rows = [row for row in (*result.rows, *result.models) if row.accuracy is not None and row.interval is not None]
+    values = [100 * (row.accuracy or 0) for row in rows]
+    ends = np.array([[100 * end for end in row.interval or ()] for row in rows]).reshape(-1, 2).T
+    errors = np.abs(ends - values)
+    colours = [BLUE if isinstance(row, IclRow) else "#a7a7a7" for row in rows]
+    axes.bar(range(len(rows)), values, color=colours, yerr=errors)
+    axes.set_xticks(range(len(rows)), [row.title for row in rows], rotation=30, ha="right")
+    axes.set(ylim=(0, 100), ylabel="accuracy among decided, %", title=f"{result.task}, {result.examples} examples")

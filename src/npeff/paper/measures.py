@@ -88,12 +88,14 @@ def perturbations(experiment: Experiment, step: Step, count: int = 128, random: 
 def in_context(experiment: Experiment, step: Step) -> Iterator[Value]:
     """Accuracy of the classifier on components, and how often it agrees with 0-shot and few-shot predictions.
 
+    Accuracy in the paper's sense is in-sample: the examples that are scored have a say in what components vote for.
+
     Args:
         experiment: What to measure.
         step: The step of the recipe.
 
     Yields:
-        Three values for each method, and the accuracies of the model itself.
+        Values for each method, among the examples that it decides, and the accuracies of the model itself.
     """
     runs, run = experiment.runs, experiment.run
     for method in step.methods:
@@ -107,11 +109,16 @@ def in_context(experiment: Experiment, step: Step) -> Iterator[Value]:
         device=runs.config.device,
     )
     table = read_record(IclTable, icl(config) / "table.json")
+    names = {"Accuracy": "in_sample", "Similarity 0-Shot": "similarity_0", "Similarity ICL": "similarity_k"}
+    names |= {"Decided": "decided", "Accuracy held-out": "accuracy", "Gain over corrected 0-Shot": "gain"}
     for row in table.rows:
-        similarities = {"Similarity 0-Shot": 100 * row.similarity_0, "Similarity ICL": 100 * row.similarity_k}
-        yield from values({"Accuracy": 100 * row.accuracy, **similarities}, method=METHOD_TITLES[row.method])
-    for title, accuracy in (("0-Shot", table.accuracy_0), ("ICL", table.accuracy_k)):
-        yield from values({"Accuracy": 100 * accuracy}, method=title)
+        shares = {measure: getattr(row, name) for measure, name in names.items()}
+        ends = row.gain_interval or (None, None)
+        shares |= dict(zip(("Gain, low", "Gain, high"), ends, strict=True))
+        percentages = {measure: None if share is None else 100 * share for measure, share in shares.items()}
+        yield from values({**percentages, "Gain, p": row.p}, method=METHOD_TITLES[row.method])
+    for title, model in zip(("0-Shot", "0-Shot corrected", "ICL"), table.models, strict=True):
+        yield from values({"Accuracy": 100 * (model.accuracy or 0)}, method=title)
 
 
 def held_out(experiment: Experiment, step: Step) -> Iterator[Value]:

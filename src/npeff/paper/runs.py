@@ -217,12 +217,13 @@ class Experiment:
             components = min(components, self.run.source(kind_of(method)).dim)
         if method == "sae":
             steps = self.runs.scaled(self.paper, sae.sae_steps, FEWEST_STEPS, sae.sae_steps)
-            sae = SaeConfig(top_k=min(sae.top_k, components), sae_steps=steps)
+            sae = SaeConfig(top_k=sae.active(components), sae_steps=steps)
         factored = method in ("npeff", "gnpeff")
         solver = here.solver if factored else "als"
         paper = PaperConfig(**{item.name: getattr(here, item.name) for item in fields(PaperConfig)})
         parts: list[object] = [method, components, here.seed, *([solver] if solver != "als" else [])]
         parts += [f"tau{here.tau:g}"] if here.tau and factored else []
+        parts += [f"k{sae.top_k}"] if method == "sae" else []
         parts += [f"holdout{here.holdout:g}"] if here.holdout else []
         return DecomposeConfig(
             run=str(self.run.path),

@@ -31,8 +31,12 @@ TOLERANCE = 0.1
 """Share by which the KL of the tune part may differ from the one asked for: that of other examples differs by more."""
 SAME_TOLERANCE = 0.02
 """The same in the paper's protocol, where these very examples are measured."""
-SEARCH = 24
+SEARCH = 40
 """Most evaluations of a search."""
+FARTHEST = 8
+"""How many times as long as second order predicts a change may become: beyond, answers saturate or the model breaks."""
+REACHED = 0.5
+"""Share of the KL asked for from which a sign counts as one that reaches it."""
 USUAL_SEARCH = 2
 """Evaluations that a search usually takes, for estimates."""
 DERIVATIVE_COST = 3
@@ -89,19 +93,25 @@ class Divergence:
 
 
 def find_magnitude(
-    kl: Callable[[float], float], target: float, start: float, tolerance: float = SAME_TOLERANCE
+    kl: Callable[[float], float],
+    target: float,
+    start: float,
+    tolerance: float = SAME_TOLERANCE,
+    longest: float = math.inf,
 ) -> tuple[float, float]:
     """A magnitude at which `kl` reaches `target` up to `tolerance`, a share of it.
 
     KL grows with the square of a small magnitude, so the next guess is the last one times √(target / kl); between a
     magnitude that is too small and one that is too large, and where that guess leaves the two, the geometric mean of
-    both is taken.
+    both is taken. A magnitude is at most doubled at a time: where answers saturate, there may be a second one, far out,
+    at which the model is merely broken.
 
     Args:
         kl: Mean divergence at a magnitude.
         target: The divergence to reach.
         start: Magnitude to begin with.
         tolerance: Share by which it may miss the target.
+        longest: Where to give up.
 
     Returns:
         The magnitude and the value there. Where a divergence never reaches the target (answers saturate), the nearest
@@ -122,11 +132,11 @@ def find_magnitude(
             low = magnitude
         else:
             high = magnitude
-        guess = magnitude * math.sqrt(target / value) if value > 0 else magnitude * 10
-        guess = min(max(guess, magnitude / 10), magnitude * 10)
+        guess = magnitude * math.sqrt(target / value) if value > 0 else math.inf
+        guess = min(max(guess, magnitude / 10), magnitude * 2)
         if not low < guess < high:
             guess = math.sqrt(low * high) if low > 0 else high / 4
-        if low > 0 and high / low < 1 + tolerance / 4:
+        if guess > longest or (low > 0 and high / low < 1 + tolerance / 4):
             break
         magnitude = guess
     return best
@@ -262,7 +272,8 @@ class Evaluator:
                     for place, (ranked, top) in enumerate(zip(subject.tune, before, strict=True))
                     for trial in self._try(change, ranked, top, sketched, config)
                 ]
-                chosen, place = max(tried, key=lambda pair: pair[0].ratio)
+                reached = [pair for pair in tried if config.magnitude or pair[0].top_kl >= REACHED * config.aim]
+                chosen, place = max(reached or tried, key=lambda pair: pair[0].ratio)
                 weights.restore()
                 ranked = subject.test[place]
                 groups = {"top": self._divergence(ranked.top), "random": self._test_random}
@@ -300,28 +311,30 @@ class Evaluator:
         config: PerturbConfig,
     ) -> Iterator[Trial]:
         """Both signs on the tune part, at the length that gives its top examples the KL that is asked for."""
-        size = config.magnitude or self._guess(ranked.top, sketched, config.target_kl)
+        size = config.magnitude or self._guess(ranked.top, sketched, config.aim)
         for sign in (1, -1):
+            length = size or 1.0
 
-            def top_kl(length: float, sign: int = sign) -> float:
-                change(sign * length)
+            def top_kl(at: float, sign: int = sign) -> float:
+                change(sign * at)
                 return float(self._kls(top).mean())
 
             tolerance = SAME_TOLERANCE if self._plan.protocol == "paper" else TOLERANCE
             if config.magnitude is None:
-                size, value = find_magnitude(top_kl, config.target_kl, size, tolerance)
-                change(sign * size)
+                farthest = FARTHEST * size if size else math.inf
+                length, value = find_magnitude(top_kl, config.aim, length, tolerance, farthest)
+                change(sign * length)
             else:
-                value = top_kl(size)
+                value = top_kl(length)
             random = self._mean_random(self._tune_random, ranked)
-            yield Trial(size, value, random, ratio(value, random), ranked.order, sign)
+            yield Trial(length, value, random, ratio(value, random), ranked.order, sign)
 
-    def _guess(self, top: Array, sketched: torch.Tensor, target: float) -> float:
-        """The length at which top examples reach a KL, to second order and from the sketch."""
+    def _guess(self, top: Array, sketched: torch.Tensor, target: float) -> float | None:
+        """The length at which top examples reach a KL, to second order and from the sketch; None if nobody knows."""
         if "fisher" not in self._plan.run.manifest.collected:
-            return 1.0
+            return None
         effect = float((read_fishers(self._plan.run, top).rows @ sketched).double().square().sum()) / (2 * len(top))
-        return math.sqrt(target / effect) if effect > 0 else 1.0
+        return math.sqrt(target / effect) if effect > 0 else None
 
     def _predict(self, ranked: Ranked, groups: Mapping[str, Divergence], vector: Parameters) -> float:
         """The ratio for a small change.

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from npeff.collect.capture import Capture
-from npeff.collect.directions import combine_to_predicted, make_directions, predicted
+from npeff.collect.directions import combine_to_predicted, make_directions, predicted, split_length
 from npeff.collect.session import Prepared
 from npeff.collect.sketch.base import with_bias
 from npeff.decompose.base import Decomposition
@@ -310,6 +310,8 @@ class Lifter:
             capture.start(len(prompts), *answer_model.sequences(prompts))
             z, _ = answer_model.logits(prompts)
             V, mix = self._directions(sums, z.detach().double().softmax(1), examples)
+            V, lengths = split_length(V)
+            mix = mix * lengths
             rows = mix.any(0).any(0).nonzero().view(-1).tolist()
             for row in rows:
                 shares = mix[:, :, row].to(z.device, torch.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,4 +196,5 @@ def _against(results: Results, first: Results, paired: bool) -> list[Any]:
 def compared_at(config: Mapping[str, Any]) -> str:
     """What components have in common: the divergence of their top examples, or the length of the change."""
     fixed = config.get("magnitude")
-    return f"KL {config.get('target_kl', math.nan):g}" if fixed is None else f"length {fixed:g}"
+    default = 0.01 if config.get("protocol") == "heldout" else 0.1
+    return f"KL {config.get('target_kl') or default:g}" if fixed is None else f"length {fixed:g}"

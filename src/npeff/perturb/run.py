@@ -89,7 +89,7 @@ def _open_evaluated(run: Run, path: str | None) -> Run | None:
     changed = identity_differences(run.manifest.identity, other.manifest.identity, but)
     if changed:
         raise UserError(
-            f"{path} was not collected as {run.path} was, so its rows cannot be compared: {'; '.join(changed[:3])}. "
+            f"{path} was not collected as {run.path} was, so its rows cannot be compared: {changed}. "
             f"Collect its examples with the model and the sketch of {run.path}."
         )
     return other

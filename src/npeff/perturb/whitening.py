@@ -29,6 +29,8 @@ BACKGROUND_ROWS = 4096
 """Most Fisher rows of a background."""
 TRIED = 12
 """Components that a ridge is chosen with; which ones does not depend on those that are perturbed."""
+GOOD = 0.9
+"""Share of the best ratio that a larger ridge must reach to be preferred."""
 USES = 0.1
 """An example uses a component if its coefficient is at least this share of the component's largest."""
 MOST_USERS = 0.25
@@ -219,7 +221,10 @@ def choose_ridge(
     tops: Sequence[FisherRows],
     rest: FisherRows,
 ) -> tuple[float, list[RidgeTrial]]:
-    """The ridge with the best second-order KL ratio on examples that carry nothing of the directions.
+    """A ridge with a good second-order KL ratio on examples that carry nothing of the directions.
+
+    Among ridges whose ratios hardly differ, the largest is taken: its directions are shorter for the same effect, so
+    they change less that nobody has measured.
 
     Args:
         background: Rows of the mean Fisher.
@@ -245,7 +250,8 @@ def choose_ridge(
             effects = [float((rows @ white).double().square().sum()) for rows in (top.rows, others)]
             logs[place, j] = np.log(ratio(effects[0] / len(top.examples), effects[1] / beside))
     trials = [RidgeTrial(share * largest, float(np.exp(log))) for share, log in zip(RIDGES, logs.mean(1), strict=True)]
-    return max(trials, key=lambda trial: trial.ratio).ridge, trials
+    enough = GOOD * max(trial.ratio for trial in trials)
+    return max(trial.ridge for trial in trials if trial.ratio >= enough), trials
 
 
 def whiten_sums(
