@@ -24,6 +24,7 @@ from npeff.explore.export import export_site
 from npeff.explore.server import SITE
 from npeff.models.load import EMBEDDED_PACKAGE
 from npeff.perturb.config import PerturbConfig
+from npeff.perturb.elsewhere import RUNNING_TEXT
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.records import Results, chance_limit, damage_ratio
 from npeff.perturb.run import perturb
@@ -204,21 +205,20 @@ def _effect(results: Results | None, number: int) -> list[str]:
     record = next((each for each in results.components if each.component == number), None) if results else None
     if results is None or record is None:
         return []
-    best, null = record.best, results.summary.null
+    best, null, damage = record.best, results.summary.null, damage_ratio(record.best)
     low, high = best.interval or (best.ratio, best.ratio)
-    limit, damage = chance_limit(best, null), damage_ratio(best)
-    top, others = len(best.top), len(best.random_kls) - best.random_kls.count(None)
-    verdict = "" if limit is None or best.ratio > limit else "No effect above chance. "
+    limit = chance_limit(best, null)
     lines = [
-        f"{verdict}Changing the model along it changes the answers of its top {top} held-out examples",
-        f"{best.ratio:.3g} times as much as those of {others} others (95% interval {low:.3g} to {high:.3g}).",
+        f"Changing the model along it changes the answers of its top {len(best.top)} held-out examples",
+        f"{best.ratio:.3g} times as much as those of other held-out ones; 95% interval {low:.3g} to {high:.3g}.",
     ]
     if null is not None and null.single is not None:
-        lines.append(
-            f"Random groups of examples in its place: {null.ratio:.2g} (95% of them {{}} to {{}}).".format(
-                *(f"{end:.2g}" for end in null.single)
-            )
-        )
+        ends = " to ".join(f"{end:.2g}" for end in null.single)
+        lines.append(f"Random groups of examples in its place give {null.ratio:.2g}; 95% of them {ends}.")
+    if limit is not None and not best.ratio > limit:
+        lines.append("That is no effect above chance.")
     if damage is not None:
-        lines.append(f"A token of running text, no review, changes {damage:.2g} times as much as they do.")
+        prompts = max(each.kl for each in best.elsewhere if each.text != RUNNING_TEXT) / best.top_kl
+        lines.append(f"Elsewhere, a token of running text changes {damage:.2g} times as much as they do,")
+        lines.append(f"and the answers to prompts of other tasks up to {prompts:.2g} times.")
     return lines

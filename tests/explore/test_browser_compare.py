@@ -114,7 +114,7 @@ def test_perturbations_on_the_overview(browser: Browser, site: Path) -> None:
         expect(rows.locator("th")).to_have_text([HELD_OUT, IN_SAMPLE])
         expect(rows.locator(".badge")).to_have_text(["held-out", "in-sample"])
         expect(rows.first).to_contain_text("60, 20, 40")
-        titles = page.locator("#perturbations thead th").all_inner_texts()
+        titles = [title.strip() for title in page.locator("#perturbations thead th").all_inner_texts()]
         lines = data(site, "0/components")["perturbations"]
         for row, line in zip(rows.all(), lines, strict=True):
             cells = dict(zip(titles, row.locator("th, td").all_inner_texts(), strict=True))

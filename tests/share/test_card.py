@@ -8,9 +8,11 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from npeff.perturb.records import Null, Results, Summary
 from npeff.share.card import make_card
 from npeff.share.config import PushConfig
 from npeff.share.run import push
+from npeff.utils.configs import write_record
 from tests.share.conftest import HOSTILE
 from tests.synthetic import add_decomposition, make_run
 
@@ -28,6 +30,35 @@ def test_the_card_says_what_was_found_and_takes_no_text_for_markup(made, shared)
     assert "<td>40</td>" in html
     assert {"npeff", "clusters"} <= {line.split("|")[1].strip() for line in body.splitlines() if line.startswith("| ")}
     assert str(made.parent) not in card
+
+
+def test_the_card_has_effects_beside_chance_and_marks_in_sample_ones(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ["a text", "another"])
+    null = Null(4, 0.9, (0.7, 1.2), (0.4, 2.0))
+    summaries = {
+        "a": Summary(5, 42.0, 2.0, None, 1.0),  # of an earlier version
+        "b": Summary(8, 8.125, 1.5, None, 1.0, "heldout", (6.25, 10.5), null, 7, 0.0123),
+    }
+    for name, summary in summaries.items():
+        write_record(run.path / "perturbations" / name / "results.json", Results(summary), sealed=True)
+    lines = make_card(run, None, rows=False).splitlines()
+    at = next(number for number, line in enumerate(lines) if "KL ratio |" in line)
+    head, _, held_out, in_sample = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[at : at + 4]
+    )
+    assert dict(zip(head, held_out, strict=True)) == {
+        "perturbation": "b",
+        "measured on": "held-out",
+        "components": "8",
+        "above chance": "7",
+        "KL ratio": "8.12",
+        "95% interval": "6.25 to 10.5",
+        "random groups": "0.9",
+        "95% of them": "0.4 to 2",
+        "elsewhere": "1.23%",
+        "norm ratio": "1.50",
+    }
+    assert in_sample[:5] == ["a", "in-sample", "5", in_sample[5], "42"]
 
 
 def test_a_card_says_only_what_the_run_says(tmp_path):

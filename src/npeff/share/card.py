@@ -12,10 +12,12 @@ from npeff.analyse.ranking import highlights
 from npeff.analyse.records import KINDS, TITLES, Analysis, Rate
 from npeff.explore.export import facts, read_analyses
 from npeff.explore.themes import Themes
+from npeff.perturb.records import Results
+from npeff.perturb.statistics import Interval
 from npeff.share.hub import HUB_ID
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
-from npeff.utils.files import read_json
+from npeff.utils.configs import read_record
 from npeff.utils.report import Column, Table, as_literal, as_markdown
 from npeff.utils.text import percent, shorten
 
@@ -112,9 +114,27 @@ def _components(run: Run, analysis: Analysis) -> str:
 
 
 def _perturbations(run: Run) -> str:
-    """What perturbing the model along components did, where that was measured."""
-    columns = [Column("perturbation"), Column("components"), Column("KL ratio", ".3g"), Column("norm ratio", ".2f")]
+    """What perturbing the model along components did, where that was measured; held-out results first."""
+    columns = [Column("perturbation"), Column("measured on"), Column("components"), Column("above chance")]
+    columns += [
+        Column("KL ratio", ".3g"),
+        Column("95% interval"),
+        Column("random groups", ".3g"),
+        Column("95% of them"),
+    ]
+    columns += [Column("elsewhere", ".2%"), Column("norm ratio", ".2f")]
     files = sorted((run.path / PERTURBATIONS).glob("*/results.json"))
-    summaries = {file.parent.name: read_json(file).get("summary", {}) for file in files}
-    rows = [(name, *map(summary.get, ("components", "kl_ratio", "norm_ratio"))) for name, summary in summaries.items()]
+    found = [(file.parent.name, read_record(Results, file).summary) for file in files]
+    rows = [
+        [
+            *(name, "held-out" if each.protocol == "heldout" else "in-sample", each.components, each.above_null),
+            *(each.kl_ratio, _between(each.interval)),
+            *(each.null and each.null.ratio, _between(each.null and each.null.single), each.elsewhere, each.norm_ratio),
+        ]
+        for name, each in sorted(found, key=lambda pair: pair[1].protocol)
+    ]
     return Table("", columns, [*rows]).markdown() if rows else "This was not measured."
+
+
+def _between(interval: Interval | None) -> str | None:
+    return None if interval is None else f"{interval[0]:.3g} to {interval[1]:.3g}"

@@ -53,7 +53,7 @@ function perturbationBody({ about, record, limit, others }) {
   const lines = [
     ["KL ratio", "KL ratio", (one) => times(one.ratio)], ["95% interval", "95% interval", (one) => one.interval && between(one.interval)],
     ["random groups", "random groups, 95% of them", () => summary.null && (summary.null.single ? between(summary.null.single) : `${times(summary.null.ratio)} (too few to tell)`)],
-    ["permuted coefficients", "permuted coefficients, 95%", (one) => one.permuted && `${between([one.permuted.low, one.permuted.high])}, p = ${times(one.permuted.p)}`],
+    ["permuted coefficients", "permuted coefficients, 95%", (one) => one.permuted && `${between([one.permuted.low, one.permuted.high])}, p = ${Number(one.permuted.p.toPrecision(2))}`],
     ["predicted to second order", "predicted to second order", (one) => one.predicted_ratio && times(one.predicted_ratio)],
     ["KL of top examples", "KL of top examples", (one) => times(one.top_kl)], ["KL of the next in rank", "KL of the next in rank", (one) => times(one.related_kl)],
     ["KL of random examples", "KL of random examples", (one) => times(one.random_kl)],
@@ -62,14 +62,14 @@ function perturbationBody({ about, record, limit, others }) {
     ["accuracy", "accuracy on the top", (one) => before(one.accuracy.top)], ["accuracy", "accuracy on random ones", (one) => before(one.accuracy.random)],
     ["norm ratio", "norm ratio", (one) => times(one.norm_ratio)], ["length of the change", "length of the change", (one) => times(one.magnitude)],
   ];
-  const kind = (one) => (one.sign === best.sign && one.order === best.order ? "number best" : "number");
+  const kind = (one) => (columns.length > 1 && one.sign === best.sign && one.order === best.order ? "number best" : "number");
   const verdict = limit === null ? "not compared with chance" : isNone({ ratio: best.ratio, limit }) ? "no effect above chance" : "above chance";
   const which = heldOut ? "held-out examples" : "examples";
   return [
-    el("p", {}, sampleBadge(summary), el("span", { class: `badge ${verdict === "above chance" ? "above" : "none"}` }, verdict), " ", what("above chance")),
+    el("p", {}, sampleBadge(summary), what(heldOut ? "held-out" : "in-sample"), " ", el("span", { class: `badge ${verdict === "above chance" ? "above" : "none"}` }, verdict), " ", what("above chance")),
     el("p", {}, el("b", { class: "large" }, `${times(best.ratio)}×`), best.interval ? ` (${between(best.interval)})` : "",
       ` as much change in the top ${which} of this component as in other ${which}`,
-      el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). ${limit === null ? "" : `Chance gives ${times(limit)} at most. `}Any change moves them ${times(best.norm_ratio)}× as much as others (norm ratio).`)),
+      el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). ${limit === null ? "" : `Chance alone gives up to ${times(limit)}. `}Any change moves them ${times(best.norm_ratio)}× as much as others (norm ratio).`)),
     heldOut ? null : el("p", { class: "small" }, FLATTERS),
     el("div", { class: "scroll" }, el("table", { class: "tight" },
       el("thead", {}, el("tr", {}, el("td", {}, worded("sign")), columns.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
@@ -237,8 +237,6 @@ function perturbationsOverview(d, { table }) {
   const withNull = ({ null: none }, said) => (none ? said(none) : "–");
   const heads = [ // title, class of the cells, what a line says, word that explains it
     ["name", "", ({ name }) => name], ["measured on", "", ({ summary }) => sampleBadge(summary), "held-out"],
-    ["direction", "", (line) => line.direction], ["way", "", (line) => line.way], ["compared at", "", (line) => line.at],
-    ["fit, tune, test", "number", ({ parts }) => ["fit", "tune", "test"].map((part) => number(parts[part]) ?? "–").join(", ")],
     ["components", "number", ({ summary }) => summary.components],
     ["above chance", "number", ({ summary }) => (summary.above_null === null ? "–" : `${summary.above_null} of ${summary.components}`)],
     ["KL ratio", "number", ({ summary }) => times(summary.kl_ratio)], ["95% interval", "number", ({ summary }) => between(summary.interval)],
@@ -246,6 +244,8 @@ function perturbationsOverview(d, { table }) {
     ["95% of them", "number", ({ summary }) => withNull(summary, (none) => between(none.single)), "random groups"],
     ["running text ÷ top", "number", ({ summary }) => (summary.elsewhere === null ? "–" : tiny(summary.elsewhere)), "damage elsewhere"],
     ["norm ratio", "number", ({ summary }) => times(summary.norm_ratio)],
+    ["fit, tune, test", "number", ({ parts }) => ["fit", "tune", "test"].map((part) => number(parts[part]) ?? "–").join(", ")],
+    ["direction", "", (line) => line.direction], ["way", "", (line) => line.way], ["compared at", "", (line) => line.at],
     ...(lines.some(({ summary }) => summary.predicted_ratio !== null) ? [["predicted to second order", "number", ({ summary }) => times(summary.predicted_ratio)]] : []),
   ];
   return [el("h2", {}, "Perturbations"),
