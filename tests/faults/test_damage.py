@@ -20,7 +20,7 @@ from tests.faults.killing import KILLED, Forkserver
 
 PERTURBING = ["--component", "0", "1", "--top", "4", "--random", "8", "--direction", "plain", "--device", "cpu"]
 PERTURBING += ["--protocol", "paper", "--nulls", "1"]
-LABEL = "npeff-plain-lift"
+LABEL = "npeff-plain-lift-paper"
 
 
 @pytest.fixture(scope="module")
