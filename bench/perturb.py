@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -44,13 +45,13 @@ from npeff.utils.files import read_json, whole_file, write_json
 
 CACHE = Path(__file__).parent / "cache" / "perturb"
 SCALE = int(os.environ.get("NPEFF_BENCH_SCALE", "1"))
-EXAMPLES, COMPONENTS, PERTURBED = 3200 * SCALE, 96 * SCALE, 32 * SCALE
+EXAMPLES, COMPONENTS, PERTURBED = 6000 * SCALE, 128 * SCALE, 32 * SCALE
 NULLS = 16
 HOLDOUT = 0.5
 WORDS = range(4, 11)
 SHARED = 4
 """No two phrases have so many words in a row in common."""
-CARRIERS = 0.1
+CARRIERS = 0.06
 FIDELITY = 0.9
 """Of rejected directions, which can be cut without loss; whitened ones are carried by CARRIERS of the examples."""
 SMALL = 0.05
@@ -119,7 +120,9 @@ def prepare(folder: Path, data: Path | None) -> Run:
     if not texts.is_file():
         lines: list[dict[str, str]] = []
         seen: set[tuple[str, ...]] = set()
-        for line in labelled_texts(data):
+        every = list(labelled_texts(data))
+        random.Random(0).shuffle(every)
+        for line in every:
             words = line["text"].split()
             runs = {tuple(words[at : at + SHARED]) for at in range(len(words) - SHARED + 1)}
             if len(words) in WORDS and not runs & seen and len(lines) < EXAMPLES:
@@ -130,9 +133,9 @@ def prepare(folder: Path, data: Path | None) -> Run:
     run = collect(
         CollectConfig(
             run=str(folder / "run"),
-            data=DataConfig(task="sst2", data=str(texts), shuffle_seed=0),
+            data=DataConfig(task="sst2", data=str(texts)),
+            sketch=SketchConfig(copies=4),
             activation=False,
-            shard_examples=64,
         )
     )
     methods: tuple[Method, ...] = ("npeff", "clusters", "svd-gradients")

@@ -137,7 +137,7 @@ def test_probed_texts_of_the_run_have_their_own_coefficients(run):
 def test_a_lifted_component_has_the_component_as_its_sketch(run):
     from npeff.collect.session import prepare_run
 
-    vector = npeff.lift_component(run, 1, "npeff", direction="plain", top=4, random=8)
+    vector = npeff.lift_component(run, 1, "npeff", direction="plain")
     assert sum(float(part.square().sum()) for part in vector.values()) == pytest.approx(1, abs=1e-4)
     sketched = prepare_run(run).collector.sketch.matvec(vector)
     component = npeff.open_decomposition(run, "npeff").components[1]
@@ -147,7 +147,7 @@ def test_a_lifted_component_has_the_component_as_its_sketch(run):
 def test_analysis_perturbation_and_sharing(run, tmp_path):
     analysis = npeff.analyse_run(run, "npeff", top=4)
     assert len(analysis.component) == 3
-    found = npeff.perturb_components(run, [0], decomposition="npeff", top=4, random=8)
+    found = npeff.perturb_components(run, [0], decomposition="npeff", top=4, random=8, protocol="paper")
     assert found.summary.components == 1
     digest = npeff.push_run(run, tmp_path / "place")
     pulled = npeff.pull_run(tmp_path / "place", tmp_path / "run", sha256=digest)

@@ -36,7 +36,7 @@ SMALL = {
     "compare": "--components 4 --sae-steps 50",
     "stability": "--components 3 6 --seeds 0 1",
     "sweep": "--components 2 4",
-    "perturb": "--count 2",
+    "perturb": "--count 2 --top 2 --nulls 2",
     "icl": "--sets 2 --shots 2 --scored 16",
     "reproduce": "--tasks sst2 --examples sst2=64 --data data",
 }

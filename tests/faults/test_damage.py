@@ -19,7 +19,8 @@ from tests.faults.fuzzing import run_command, seeded
 from tests.faults.killing import KILLED, Forkserver
 
 PERTURBING = ["--component", "0", "1", "--top", "4", "--random", "8", "--direction", "plain", "--device", "cpu"]
-LABEL = "npeff-plain-lift"
+PERTURBING += ["--protocol", "paper", "--nulls", "1"]
+LABEL = "npeff-plain-lift-paper"
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,7 @@ def test_decompose(server: Forkserver, collected: Path, method: str, tmp_path: P
 
 def test_perturb(server: Forkserver, decomposed: Path, tmp_path: Path) -> None:
     options = ["--component", "0", "1", "2", "--top", "4", "--random", "8", "--save", "delta", "--device", "cpu"]
+    options += ["--protocol", "paper", "--nulls", "1"]
     # one vector at a time: a group of several would be put together anew after a kill, and rounded differently
     options += ["--memory-gb", "1e-6"]
     check(server, Stage(["perturb", str(tmp_path / "run"), *options], decomposed), tmp_path / "run")

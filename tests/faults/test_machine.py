@@ -22,7 +22,22 @@ from tests.faults.conftest import DECOMPOSING, copy
 from tests.faults.fuzzing import run_command
 from tests.faults.killing import QUIET, ROOT, Forkserver
 
-PERTURBING = ["--component", "0", "--top", "4", "--random", "8", "--direction", "plain", "--device", "cpu"]
+PERTURBING = [
+    "--component",
+    "0",
+    "--top",
+    "4",
+    "--random",
+    "8",
+    "--direction",
+    "plain",
+    "--device",
+    "cpu",
+    "--protocol",
+    "paper",
+    "--nulls",
+    "1",
+]
 
 # --- disks ------------------------------------------------------------------------------------------------------------
 

@@ -130,7 +130,10 @@ def test_code_of_a_model_runs_only_where_the_user_asks_for_it(
     manifest["config"] = to_dict(CollectConfig("x", model=ModelConfig(str(model), trust_remote_code=True)))
     write_json(run.path / "manifest.json", manifest, sealed=True)
     shard = run.path / "shards" / "00000.safetensors"
-    commands = [["probe", str(run.path), "a text"], ["perturb", str(run.path), "--top", "2", "--random", "4"]]
+    commands = [
+        ["probe", str(run.path), "a text"],
+        ["perturb", str(run.path), "--top", "2", "--random", "4", "--protocol", "paper"],
+    ]
     commands += [["replay", str(run.path)], ["replay", str(run.path), "--to", str(tmp_path / "again")]]
     for command in commands:
         code, said = run_command(command)

@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "sst2.csv").open("w", newline="", encoding="utf-8") as handle:
         writer = csv.writer(handle)
         writer.writerow(["text", "label"])
-        for number in range(120):
+        for number in range(190):
             chosen = random.choice(words, random.integers(3, 9))
             writer.writerow([f"{number} {' '.join(chosen)}", ["negative", "positive"][number % 2]])
     return folder
@@ -44,10 +44,18 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("out")
 
 
-def run_recipe(table: str, data: Path, out: Path, model: Path, tasks: tuple[str, ...] = ("sst2",)) -> Path:
+def run_recipe(
+    table: str, data: Path, out: Path, model: Path, tasks: tuple[str, ...] = ("sst2",), examples: int = 96
+) -> Path:
     directory = reproduce(
         ReproduceConfig(
-            table, scale=0.001, examples=("sst2=96",), tasks=tasks, data=str(data), out=str(out), model=str(model)
+            table,
+            scale=0.001,
+            examples=(f"sst2={examples}",),
+            tasks=tasks,
+            data=str(data),
+            out=str(out),
+            model=str(model),
         )
     )
     assert directory is not None
@@ -102,6 +110,30 @@ def test_texts_instead_of_numbers(data: Path, out: Path, model_directory: Path) 
     assert all(len(listing["lines"]) == 4 for listing in found["listings"])
     assert found["settings"][0]["here"]["examples"] == 96
     assert not (directory / "table.png").exists()
+
+
+def test_perturbations_in_sample_and_held_out(data: Path, tmp_path: Path, model_directory: Path) -> None:
+    directory = run_recipe("perturbations", data, tmp_path / "out", model_directory, examples=180)
+    found = read_json(directory / "table.json")
+    cells = {(cell["row"], cell["column"]): cell for cell in found["cells"]}
+    assert cells["NPEFF", "SST2 KL in-sample"]["paper"] == 16.5
+    assert cells["NPEFF", "SST2 KL held-out"]["paper"] is None
+    low, mean, high = (cells["NPEFF", f"SST2 {name} held-out"]["measured"] for name in ("low", "KL", "high"))
+    assert low <= mean <= high
+    for sample, holdout in (("in-sample", 0), ("held-out", 0.3)):
+        assert cells["NPEFF", f"SST2 random groups {sample}"]["measured"] > 0
+        settings = found["settings"][cells["NPEFF", f"SST2 KL {sample}"]["settings"]]
+        assert settings["here"]["holdout"] == holdout
+    (run,) = (Run.open(path) for path in (tmp_path / "out" / "runs").iterdir())
+    kept = [open_decomposition(run, name).notes.held_out for name in decomposition_names(run.path)]
+    assert {len(held_out) for held_out in kept} == {0, 54}
+    assert all(held_out == max(kept, key=len) for held_out in kept if held_out), "every method has the same split"
+
+
+def test_tests_of_lnp(data: Path, out: Path, model_directory: Path) -> None:
+    found = read_json(run_recipe("tunings", data, out, model_directory) / "table.json")
+    tested = {cell["row"] for cell in found["cells"] if cell["column"] == "SST2 LnP p"}
+    assert tested == {"G-NPEFF", "GC", "SAE", "SVD-G", "SVD-A"}
 
 
 def test_costs_are_measured_once(data: Path, out: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

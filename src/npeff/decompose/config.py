@@ -25,7 +25,7 @@ METHOD_TITLES: dict[Method, str] = {
 
 HOLDOUT = 0.3
 """Share of the examples that is held out, if nobody says."""
-FEWEST_TO_HOLD_OUT = 100
+FEWEST_TO_HOLD_OUT = 160
 """With fewer examples, none are held out: components and what is measured of them would both be worth little."""
 
 
@@ -157,7 +157,7 @@ class DecomposeConfig(SolverConfig):
     """Name of the decomposition; made from method, number of components and seed if not given."""
     holdout: float | None = None
     """Share of examples that components are not fitted to, so that `npeff perturb` can measure on them. If not given,
-    0.3; 0 where there are fewer than 100 examples, and what an earlier command took under the same name."""
+    0.3; 0 where there are fewer than 160 examples, and what an earlier command took under the same name."""
     overwrite: bool = False
     """Replace a decomposition of the same name that was made with other options."""
 

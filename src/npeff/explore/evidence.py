@@ -90,7 +90,14 @@ Perturbation = tuple[About, dict[int, ComponentRecord]]
 
 
 def digests(run: Run) -> dict[str, str]:
-    """SHA-256 of each file that the perturbations of a run are read from, by its place among them."""
+    """What the perturbations of a run are read from.
+
+    Args:
+        run: The run.
+
+    Returns:
+        File, by its place among the perturbations → its SHA-256.
+    """
     folder = run.path / PERTURBATIONS
     files = sorted(
         file

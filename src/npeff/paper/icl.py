@@ -361,7 +361,7 @@ def report(result: IclTable) -> list[str | Table]:
     shots, sets = result.options["shots"], result.options["sets"]
     percentages = {"decided": "decided", "accuracy": "accuracy", "in_sample": "accuracy in-sample"}
     percentages |= {"similarity_0": "agrees with 0-shot", "similarity_k": f"agrees with {shots}-shot", "gain": "gain"}
-    columns = [Column("title", title="")]
+    columns = [Column("title", title="predictions of")]
     for name, title in percentages.items():
         columns.append(Column(name, ".1f", title))
         if name in INTERVALS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +17,17 @@ from npeff.analyse.config import SpectraConfig
 from npeff.analyse.spectra import spectra
 from npeff.analyse.stability import compare_seeds
 from npeff.analyse.sweep import held_out_tunings
+from npeff.analyse.tunings import compare_rates
 from npeff.collect.directions import reduce_rank
 from npeff.collect.session import collect_texts
 from npeff.decompose.base import Decomposition
-from npeff.decompose.config import METHOD_TITLES
+from npeff.decompose.config import HOLDOUT, METHOD_TITLES
 from npeff.decompose.methods import create, load
 from npeff.paper import costs
 from npeff.paper.config import IclConfig
 from npeff.paper.icl import IclTable, icl
 from npeff.paper.recipe import Listing, Measured, Missing, Step, Value, values
-from npeff.paper.runs import FEWEST, TOP, Experiment
+from npeff.paper.runs import FEWEST, FEWEST_PERTURBED, TOP, Experiment
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.run import perturb
 from npeff.store.rows import RowSource
@@ -37,14 +39,24 @@ MAGNITUDE, THRESHOLD = 20.0, 0.5
 
 
 def tunings(experiment: Experiment, step: Step) -> Iterator[Value]:
-    """Percentages of prediction- and LnP-tuned components of each method."""
+    """Percentages of prediction- and LnP-tuned components of each method, and tests of LnP against the first method."""
+    first = None
     for method in step.methods:
         experiment.fit(method)
-        yield from values(experiment.tuned_percentages(experiment.name(method)), method=METHOD_TITLES[method])
+        name = experiment.name(method)
+        yield from values(experiment.tuned_percentages(name), method=METHOD_TITLES[method])
+        rate = experiment.analysis(name).tunings["lnp"]
+        if method != step.methods[0] and rate is not None:
+            yield from values({"LnP p": compare_rates(first, rate)}, method=METHOD_TITLES[method])
+        first = first or rate
 
 
 def perturbations(experiment: Experiment, step: Step, count: int = 128, random: int = 1000) -> Iterator[Measured]:
-    """Geometric means of KL ratios and norm ratios of each method.
+    """Geometric means of KL ratios and norm ratios of each method: as in the paper, and on held-out examples.
+
+    The paper's ratios are in-sample: top examples are those that components were fitted to. Beside them stand ratios of
+    a decomposition that has held out examples, measured on these, along whitened directions for all methods, with their
+    95% interval. Both have what random groups of examples give in place of components.
 
     At a small scale, compressed sensing with the paper's length of the change means little, because the model is
     another one: components are lifted exactly then, and compared at equal effect.
@@ -56,33 +68,45 @@ def perturbations(experiment: Experiment, step: Step, count: int = 128, random: 
         random: Random examples to compare with.
 
     Yields:
-        Two values for each method, or that it is missing.
+        Values for each method, or that they are missing.
     """
     runs, paper, run = experiment.runs, experiment.paper, experiment.run
     small = runs.is_small(paper)
+    as_printed: dict[str, Any] = {
+        "protocol": "paper",
+        "random": runs.scaled(paper, random, FEWEST, len(run.table) // 4, root=True),
+        "way": "lift" if small else "sensing",
+        "direction": "reject",
+        "threshold": THRESHOLD,
+        "magnitude": None if small else MAGNITUDE,
+    }
+    held_out = experiment.varied(holdout=HOLDOUT)
     for method in step.methods:
-        name, components = experiment.name(method), experiment.fit(method).config.components
-        config = PerturbConfig(
-            str(run.path),
-            name,
-            count=runs.scaled(paper, count, FEWEST, components),
-            random=runs.scaled(paper, random, FEWEST, len(run.table) // 4, root=True),
-            way="lift" if small else "sensing",
-            direction="reject",
-            threshold=THRESHOLD,
-            top=TOP,
-            magnitude=None if small else MAGNITUDE,
-            predict=False,  # the paper's tables have no predictions
-            device=runs.config.device,
-            perturbation=f"reproduce-{name}",
-        )
-        try:
-            (results,) = perturb(config).values()
-        except UserError as error:  # a method may have no component with enough examples; the others go on
-            yield Missing(f"{experiment.here.task}, {METHOD_TITLES[method]}: perturbations", str(error))
-            continue
-        ratios = {"KL": results.summary.kl_ratio, "Norm": results.summary.norm_ratio}
-        yield from values(ratios, method=METHOD_TITLES[method])
+        for varied, options, sample in ((experiment, as_printed, "in-sample"), (held_out, {}, "held-out")):
+            name, components = varied.name(method), varied.fit(method).config.components
+            config = PerturbConfig(
+                str(run.path),
+                name,
+                count=runs.scaled(paper, count, FEWEST_PERTURBED, components),
+                top=TOP,
+                predict=False,  # the paper's tables have no predictions
+                device=runs.config.device,
+                perturbation=f"reproduce-{name}-{sample}",
+                **options,
+            )
+            try:
+                (results,) = perturb(config).values()
+            except UserError as error:  # a method may have no component with enough examples; the others go on
+                yield Missing(f"{experiment.here.task}, {METHOD_TITLES[method]}: {sample} perturbations", str(error))
+                continue
+            found = results.summary
+            ratios = {f"KL {sample}": found.kl_ratio, f"random groups {sample}": found.null and found.null.ratio}
+            if sample == "held-out":
+                ratios |= dict(zip(("low held-out", "high held-out"), found.interval or (None, None), strict=True))
+            else:
+                ratios["Norm"] = found.norm_ratio
+            changed = {"holdout": (paper.holdout, varied.here.holdout)}
+            yield from values(ratios, changed, method=METHOD_TITLES[method])
 
 
 def in_context(experiment: Experiment, step: Step) -> Iterator[Value]:

@@ -43,7 +43,9 @@ FEWEST_COMPONENTS = 4
 FEWEST_STEPS = 2000
 """Steps that the autoencoder's optimiser needs, however few examples there are."""
 FEWEST = 4
-"""Fewest contexts, scored, random and perturbed examples and components."""
+"""Fewest contexts, scored and random examples."""
+FEWEST_PERTURBED = 32
+"""Fewest perturbed components."""
 
 RULES = f"""\
 examples    times scale, at least {FEWEST_EXAMPLES} (and no more than the data have)
@@ -51,7 +53,7 @@ examples    times scale, at least {FEWEST_EXAMPLES} (and no more than the data h
 components  times √scale, at most one per {EXAMPLES_PER_COMPONENT} examples, at least {FEWEST_COMPONENTS}
 contexts, scored and random examples   times √scale, at least {FEWEST}, within what the run has
 steps of the autoencoder   times scale, at least {FEWEST_STEPS:,}: as often through the examples as in the paper
-perturbed components   times scale, at least {FEWEST}: each costs passes over all of its top and random examples
+perturbed components   times scale, at least {FEWEST_PERTURBED} (or all): fewer cannot tell methods apart
 below {SMALL}  the embedded model ({EMBEDDED}), the sketch kron of the same length, the solver als (except where the
             table is about the paper's solver), perturbations lifted exactly and compared at a KL of 0.1
 the paper's learning rates and τ are for sums over all examples: they grow by the ratio of the

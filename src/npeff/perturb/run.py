@@ -100,6 +100,7 @@ def _perturb_one(run: Run, config: PerturbConfig, evaluated: Run | None, passage
     check_method(decomposition)
     name = config.perturbation or f"{config.decomposition}-{config.direction}-{config.way}-{config.protocol}"
     folder = run.path / PERTURBATIONS / name
+    run.source(decomposition.kind)  # a run without its rows cannot be lifted from: that is told first
     who = (config.component, config.count, config.top, config.random, config.seed, config.protocol)
     plan = make_plan(run, decomposition, *who, evaluated)
     with only_one(folder):

@@ -1,0 +1,28 @@
+"""`npeff check` of models in half precision that are sure of their answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from npeff.collect.check import check
+from npeff.collect.config import CheckConfig, CheckedData
+from npeff.models.answers import AnswerModel
+from npeff.models.config import ModelOptions
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_certain_answers_are_no_error(config, monkeypatch, dtype):
+    logits = AnswerModel.logits
+
+    def confident(self, prompts):
+        z, places = logits(self, prompts)
+        return z - z.detach() + torch.tensor([0.0, -24.0]), places  # directions of length 1e-5
+
+    monkeypatch.setattr(AnswerModel, "logits", confident)
+    data, options = CheckedData(data=config.data.data), ModelOptions(dtype=dtype)
+    report = check(CheckConfig(config.model.model, "sst2", 4, data, options, sketch=config.sketch))
+    assert report.fits
+    assert report.autograd_error > 0
+    assert report.kept == pytest.approx(1)
+    assert report.spectral_kept == pytest.approx({1: 1.0})
