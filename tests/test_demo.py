@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from npeff.config import DemoConfig
-from npeff.demo import demo
+from npeff.demo import _effect, demo
+from npeff.perturb.elsewhere import Damage
+from npeff.perturb.evaluate import Outcome
+from npeff.perturb.records import ComponentRecord, Null, Results, summarise
+from npeff.perturb.statistics import Permuted
 from npeff.utils.errors import UserError
 
 
-@pytest.mark.parametrize("value", ["many", "-5", "10", "1e3", ""])
+@pytest.mark.parametrize("value", ["many", "-5", "199", "1e3", ""])
 def test_a_bad_number_of_examples_is_explained(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("NPEFF_DEMO_EXAMPLES", value)
     with pytest.raises(UserError, match="NPEFF_DEMO_EXAMPLES"):
         demo()
-    with pytest.raises(UserError, match="at least 64"):
+    with pytest.raises(UserError, match="at least 200"):
         DemoConfig(examples=3)
 
 
@@ -25,11 +30,12 @@ def test_the_whole_demo_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NPEFF_DEMO_EXAMPLES", "64")
+    monkeypatch.setenv("NPEFF_DEMO_EXAMPLES", "200")
     monkeypatch.setattr("npeff.demo.PERTURBED", 1)  # the others would only take longer
+    monkeypatch.setattr("npeff.demo.NULLS", 3)
     page = demo()
     first = capsys.readouterr().out
-    assert page == tmp_path / "runs/demo-64/site/index.html"
+    assert page == tmp_path / "runs/demo-200/site/index.html"
     assert page.is_file()
     assert str(page) in first
     assert first.count("  Component ") >= 2
@@ -44,3 +50,30 @@ def test_the_whole_demo_and_again(
     changed = {path.name for path in written if written[path] != now.get(path) and "perturbations" not in path.parts}
     assert changed <= {".lock"}
     assert first.count("Changing the model along it") == 1
+    assert "held-out ones; 95% interval" in first
+    assert "Random groups of examples in its place give" in first
+    assert "prompts of other tasks up to" in first
+
+
+def test_an_effect_within_chance_is_called_none() -> None:
+    top, elsewhere = list(range(16)), [Damage("running text", 0.01, 9), Damage("yat", 0.05, 3), Damage("sst2", 0.02, 3)]
+    outcome = Outcome(
+        *(1.0, 0.1, 0.04, 2.5, "positive", 1, None, 1.0, {}, {}, None, top),
+        interval=(1.5, 4.0),
+        permuted=Permuted(0.5, 1.5, 0.01),
+        elsewhere=elsewhere,
+    )
+    record = ComponentRecord(3, 1.0, 1.0, outcome)
+    null = Null(4, 1.0, (0.8, 1.2), (0.5, 2.0))
+
+    def words(null: Null) -> str:
+        return " ".join(_effect(Results(replace(summarise([record], "heldout"), null=null), components=[record]), 3))
+
+    said = words(null)
+    assert "2.5 times as much as those of other held-out ones; 95% interval 1.5 to 4." in said
+    assert "95% of them 0.5 to 2." in said
+    assert "running text changes 0.1 times" in said
+    assert "up to 0.5 times" in said
+    assert "no effect" not in said
+    assert "That is no effect above chance." in words(replace(null, single=(0.3, 3.0)))
+    assert _effect(Results(summarise([record], "heldout"), components=[record]), 4) == _effect(None, 3) == []

@@ -32,7 +32,7 @@ def test_a_run_comes_back_as_it_was_and_can_be_looked_at(made, shared, tmp_path,
     assert "jokes" in capsys.readouterr().out
 
 
-PERTURB = ["perturb", "--decomposition", "npeff", "--top", "4", "--random", "8"]
+PERTURB = ["perturb", "--decomposition", "npeff", "--protocol", "paper", "--top", "4", "--random", "8"]
 
 
 @pytest.mark.parametrize("command", [["decompose"], ["spectra"], PERTURB])

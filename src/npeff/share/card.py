@@ -129,7 +129,8 @@ def _perturbations(run: Run) -> str:
         [
             *(name, "held-out" if each.protocol == "heldout" else "in-sample", each.components, each.above_null),
             *(each.kl_ratio, _between(each.interval)),
-            *(each.null and each.null.ratio, _between(each.null and each.null.single), each.elsewhere, each.norm_ratio),
+            *((each.null.ratio, _between(each.null.single)) if each.null else (None, None)),
+            *(each.elsewhere, each.norm_ratio),
         ]
         for name, each in sorted(found, key=lambda pair: pair[1].protocol)
     ]
