@@ -82,7 +82,7 @@ def against_paper(source: ArrayRows) -> Iterator[dict[str, Any]]:
             whole.append(np.mean([run[-1][0] for run in runs]) / paper[-1][0])
         yield entry(name, float(np.median(ratios)), "<= 0.05")
         if not rotated:
-            yield entry("decompose.loss_ratio", float(np.median(losses)), "<= 1.0005", holds=max(whole) <= 0.05)
+            yield entry("decompose.loss_ratio", float(np.median(losses)), "<= 1.0005", holds=bool(max(whole) <= 0.05))
 
 
 Passes = list[tuple[float, float]]
