@@ -39,7 +39,15 @@ MAGNITUDE, THRESHOLD = 20.0, 0.5
 
 
 def tunings(experiment: Experiment, step: Step) -> Iterator[Value]:
-    """Percentages of prediction- and LnP-tuned components of each method, and tests of LnP against the first method."""
+    """Percentages of prediction- and LnP-tuned components of each method, and tests of LnP against the first method.
+
+    Args:
+        experiment: What to measure.
+        step: The step of the recipe.
+
+    Yields:
+        Two percentages for each method, and p of Fisher's exact test for all but the first.
+    """
     first = None
     for method in step.methods:
         experiment.fit(method)
