@@ -84,8 +84,7 @@ def test_held_out_tunings_equal_brute_force(run, method, top):
                 best = sorted(active, key=lambda i: (-scores[i], i))[:top]
                 agree.append([len({values[i] for i in best}) == 1 for values in (predictions, labels)])
         if agree:
-            prediction, label = (any(found) for found in zip(*agree, strict=True))
-            tuned.append((prediction, label and not prediction))
+            tuned.append((any(first for first, _ in agree), any(label and not first for first, label in agree)))
     plain = tuple(sum(found) / len(tuned) for found in zip(*tuned, strict=True)) if tuned else (None, None)
     assert held_out_tunings(run, decomposition, top) == plain
     assert top == 60 or 0 < plain[0] < 1

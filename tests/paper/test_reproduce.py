@@ -11,14 +11,14 @@ import pytest
 
 from npeff import cli
 from npeff.decompose.run import open_decomposition
-from npeff.paper import costs
+from npeff.paper import costs, measures
 from npeff.paper import reproduce as command
 from npeff.paper.config import ReproduceConfig
-from npeff.paper.recipe import Cell, Listing, Missing, Reproduction, Settings, parse_recipe
+from npeff.paper.recipe import Cell, Listing, Missing, Reproduction, Settings, load_recipe, parse_recipe
 from npeff.paper.reproduce import reproduce
 from npeff.store.layout import decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import read_record
+from npeff.utils.configs import read_record, replace
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
 from tests import tiny
@@ -112,7 +112,13 @@ def test_texts_instead_of_numbers(data: Path, out: Path, model_directory: Path) 
     assert not (directory / "table.png").exists()
 
 
-def test_perturbations_in_sample_and_held_out(data: Path, tmp_path: Path, model_directory: Path) -> None:
+def test_perturbations_in_sample_and_held_out(
+    data: Path, tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load_recipe("perturbations")
+    few = replace(whole, steps=tuple(replace(step, methods=("npeff", "clusters")) for step in whole.steps))
+    monkeypatch.setattr(command, "load_recipe", lambda _: few)
+    monkeypatch.setattr(measures, "FEWEST_PERTURBED", 2)
     directory = run_recipe("perturbations", data, tmp_path / "out", model_directory, examples=180)
     found = read_json(directory / "table.json")
     cells = {(cell["row"], cell["column"]): cell for cell in found["cells"]}

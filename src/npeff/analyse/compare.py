@@ -153,10 +153,7 @@ def table(comparison: Comparison) -> Table:
         if (lnp := _share(row, "lnp")) in ranks[:2]:
             cells[-1] = Emphasis(100 * lnp, "bold" if lnp == ranks[0] else "underlined")
         interval = None if rates[2] is None else f"{100 * rates[2].low:.1f} to {100 * rates[2].high:.1f}"
-        chances: list[Cell] = [
-            interval,
-            *(None if rate is None else percent(rate.expected) for rate in (rates[0], rates[2])),
-        ]
+        chances = [interval, *(None if rate is None else percent(rate.expected) for rate in (rates[0], rates[2]))]
         left_out = f"{row.left_out} of {row.components}"
         lines.rows.append([row.title, row.components, row.left_out, *numbers, *cells, *chances, left_out, row.lnp_p])
     return lines

@@ -100,7 +100,8 @@ def perturbations(experiment: Experiment, step: Step, count: int = 128, random: 
                 yield Missing(f"{experiment.here.task}, {METHOD_TITLES[method]}: {sample} perturbations", str(error))
                 continue
             found = results.summary
-            ratios = {f"KL {sample}": found.kl_ratio, f"random groups {sample}": found.null and found.null.ratio}
+            null = None if found.null is None else found.null.ratio
+            ratios = {f"KL {sample}": found.kl_ratio, f"random groups {sample}": null}
             if sample == "held-out":
                 ratios |= dict(zip(("low held-out", "high held-out"), found.interval or (None, None), strict=True))
             else:
