@@ -31,8 +31,8 @@ def test_the_whole_demo_and_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NPEFF_DEMO_EXAMPLES", "200")
-    monkeypatch.setattr("npeff.demo.PERTURBED", 1)  # the others would only take longer
-    monkeypatch.setattr("npeff.demo.NULLS", 3)
+    for name, fewer in (("PERTURBED", 1), ("NULLS", 3), ("RANDOM", 16), ("CARRIERS", 16)):
+        monkeypatch.setattr(f"npeff.demo.{name}", fewer)  # more would only take longer
     page = demo()
     first = capsys.readouterr().out
     assert page == tmp_path / "runs/demo-200/site/index.html"
