@@ -24,7 +24,7 @@ from tests.synthetic import make_run
 
 
 def test_all_methods_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(tmp_path / "run", [f"text {i}" for i in range(110)])
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(170)])
     config = CompareConfig(str(run.path), components=6, top=8, sae=SaeConfig(top_k=3, sae_steps=50))
     comparison, directory = compare(config), run.path / "comparisons/6-0"
     assert read_record(Comparison, directory / "table.json") == comparison
@@ -34,7 +34,7 @@ def test_all_methods_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert comparison.rows[0].lnp_p is None
     assert "LnP p, against NPEFF" in (directory / "table.md").read_text()
     held_out = [open_decomposition(run, f"{method}-6-0").notes.held_out for method in METHODS]
-    assert len(held_out[0]) == 33
+    assert len(held_out[0]) == 51
     assert held_out == [held_out[0]] * len(METHODS), "every method has the same split"
 
     for compared in comparison.rows:
@@ -49,7 +49,7 @@ def test_all_methods_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_all_methods_and_seeds_have_the_split_of_what_is_there(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [f"text {i}" for i in range(110)])
+    run = make_run(tmp_path / "run", [f"text {i}" for i in range(170)])
     decompose(DecomposeConfig(run=str(run.path), components=4, holdout=0.0))
     compare(CompareConfig(str(run.path), methods=("npeff", "clusters"), components=4))
     stability(StabilityConfig(str(run.path), components=(4,), seeds=(0, 1)))
