@@ -14,8 +14,10 @@ class UserError(Exception):
 
 # how torch, Arrow, safetensors, the loader of shared libraries and the system say that memory is used up, other than by
 # an exception of its own
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "annot allocate memory", "bad_alloc", "start new thread")
-_NO_MEMORY += ("failed to map segment",)
+_NO_MEMORY = (
+    *("can't allocate memory", "not enough memory", "annot allocate memory", "bad_alloc", "start new thread"),
+    "failed to map segment",
+)
 
 
 def out_of_memory(error: BaseException | None) -> bool:
