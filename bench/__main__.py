@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-GROUPS = ("collect", "decompose", "analyse", "perturb", "explore")
+GROUPS = ("collect", "decompose", "analyse", "perturb", "groundtruth", "explain", "explore", "models")
 LATEST = Path(__file__).parent / "latest.json"
 
 

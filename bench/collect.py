@@ -16,12 +16,13 @@ from npeff.collect.batch import Collector
 from npeff.collect.capture import Capture
 from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.directions import projection, spectral
-from npeff.collect.sketch.base import Sketch
+from npeff.collect.sketch.base import Captured, Sketch
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.answers import AnswerModel, encode, resolve_answers
+from npeff.models.answers import AnswerModel, resolve_answers
 from npeff.models.config import ModelConfig
 from npeff.models.load import LoadedModel, load_model
-from npeff.models.select import CapturedModule, Selection, select_parameters
+from npeff.models.prompts import encode
+from npeff.models.select import Selection, select_parameters
 from npeff.tasks.config import DataConfig
 from npeff.tasks.data import load_dataset
 from npeff.tasks.task import load_task
@@ -121,7 +122,7 @@ def sketch_error(model: LoadedModel, selection: Selection, batch: list[list[int]
     kept: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     gram = torch.zeros(len(batch), len(batch), dtype=torch.float64)
 
-    def consumer(module: CapturedModule, delta: torch.Tensor, x: torch.Tensor) -> None:
+    def consumer(module: Captured, delta: torch.Tensor, x: torch.Tensor) -> None:
         kept[module.name] = (delta, x)
         pairs = (delta.flatten(0, 1) @ delta.flatten(0, 1).T) * (x.flatten(0, 1) @ x.flatten(0, 1).T)
         gram.add_(pairs.double().view(len(batch), TOKENS, len(batch), TOKENS).sum((1, 3)))

@@ -21,7 +21,7 @@ from npeff.collect.config import CollectConfig
 from npeff.collect.run import collect
 from npeff.decompose.blocks import Blocks, Rotation, start_components
 from npeff.decompose.config import FitConfig, PaperConfig
-from npeff.decompose.npeff import Als, Npeff
+from npeff.decompose.npeff import Als, Npeff, thinned_start
 from npeff.decompose.solver import Paper, start
 from npeff.store.rows import ArrayRows, RowSource, Shard
 from npeff.store.run import Run
@@ -102,7 +102,7 @@ def race(source: ArrayRows, seed: int, rotated: bool) -> tuple[Passes, list[Pass
     def run_als() -> Passes:
         def make() -> Als:
             blocks = blocks_of()
-            return Als(blocks, start_components(blocks.source, COMPONENTS, config.init, seed), config, keep=True)
+            return Als(blocks, thinned_start(blocks, config, keep=True), config, keep=True)
 
         before, solver = timed(make)
         end = before + timed(lambda: solver.run(quiet=True))[0]

@@ -29,6 +29,7 @@ from npeff.decompose.config import DecomposeConfig, Method
 from npeff.decompose.run import decompose, open_decomposition
 from npeff.models.select import CapturedModule
 from npeff.perturb.config import Direction, PerturbConfig
+from npeff.perturb.elsewhere import background_rows
 from npeff.perturb.evaluate import Divergence, Evaluator
 from npeff.perturb.lift import Lifter, RowSums, scale_to_unit
 from npeff.perturb.protocol import make_plan
@@ -51,9 +52,8 @@ HOLDOUT = 0.5
 WORDS = range(4, 11)
 SHARED = 4
 """No two phrases have so many words in a row in common."""
-CARRIERS = 0.06
-FIDELITY = 0.9
-"""Of rejected directions, which can be cut without loss; whitened ones are carried by CARRIERS of the examples."""
+CARRIERS: dict[Direction, float] = {"whiten": 0.06, "reject": 0.15}
+"""Share of the examples that carry a direction; rejected ones need more to be close to the whole sum."""
 SMALL = 0.05
 """Multiple of the magnitude at which second order should hold: a KL of 1/400 of the evaluation's."""
 PLANTED, PLANTED_MODULES, WIDTH = 200, 6, 768
@@ -118,16 +118,7 @@ def prepare(folder: Path, data: Path | None) -> Run:
     """The run with its decompositions."""
     texts = folder / "short.jsonl"
     if not texts.is_file():
-        lines: list[dict[str, str]] = []
-        seen: set[tuple[str, ...]] = set()
-        every = list(labelled_texts(data))
-        random.Random(0).shuffle(every)
-        for line in every:
-            words = line["text"].split()
-            runs = {tuple(words[at : at + SHARED]) for at in range(len(words) - SHARED + 1)}
-            if len(words) in WORDS and not runs & seen and len(lines) < EXAMPLES:
-                seen |= runs
-                lines.append(line)
+        lines = short_texts(data, EXAMPLES)
         with whole_file(texts) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     run = collect(
@@ -145,6 +136,21 @@ def prepare(folder: Path, data: Path | None) -> Run:
         )
         decompose(options)
     return run
+
+
+def short_texts(data: Path | None, count: int) -> list[dict[str, str]]:
+    """At most so many short texts with labels, of which no two share `SHARED` words in a row; always in one order."""
+    lines: list[dict[str, str]] = []
+    seen: set[tuple[str, ...]] = set()
+    every = list(labelled_texts(data))
+    random.Random(0).shuffle(every)
+    for line in every:
+        words = line["text"].split()
+        runs = {tuple(words[at : at + SHARED]) for at in range(len(words) - SHARED + 1)}
+        if len(words) in WORDS and not runs & seen and len(lines) < count:
+            seen |= runs
+            lines.append(line)
+    return lines
 
 
 def labelled_texts(data: Path | None) -> Iterator[dict[str, str]]:
@@ -169,8 +175,7 @@ def measure(
             decomposition=decomposition,
             count=count,
             direction=direction,
-            carriers=CARRIERS,
-            fidelity=FIDELITY if direction == "reject" else 0.999,
+            carriers=CARRIERS[direction],
             nulls=nulls,
             **options,
         )
@@ -193,7 +198,9 @@ def measure_cost(run: Run, repeats: int = 3) -> float:
     prepared = prepare_run(run, "cpu")
     prompts = read_prompts(run, prepared)
     subject = plan.component(plan.components[0])
-    maker = DirectionMaker(run, decomposition, plan, "whiten", carriers=CARRIERS)
+    maker = DirectionMaker(
+        run, decomposition, plan, "whiten", carriers=CARRIERS["whiten"], text=background_rows(prepared, 0)
+    )
     (vector,) = Lifter(run, prepared, prompts).lift(maker.make([subject]).sums)
     scale_to_unit(vector)
     sketched = prepared.collector.sketch.matvec(vector)

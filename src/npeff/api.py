@@ -31,8 +31,15 @@ from npeff.decompose.base import Decomposition, Order
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose
 from npeff.decompose.run import open_decomposition as _open_decomposition
+from npeff.explain.casestudy import casestudy
+from npeff.explain.config import CaseStudyConfig, ExplainConfig
+from npeff.explain.names import Name
+from npeff.explain.records import CaseStudy, Explanation, WeighedText
+from npeff.explain.run import explain, name_all, weigh_text
+from npeff.explain.words import LeaveOut
 from npeff.explore.themes import Themes
 from npeff.perturb.config import ALL, Direction, PerturbConfig
+from npeff.perturb.elsewhere import background_rows
 from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.records import Results
@@ -59,12 +66,15 @@ __all__ = [
     "Run",
     "UserError",
     "analyse_run",
+    "casestudy_component",
     "collect_run",
     "compare_run",
     "decompose_run",
+    "explain_components",
     "lift_component",
     "list_components",
     "list_examples",
+    "name_components",
     "open_decomposition",
     "open_run",
     "perturb_components",
@@ -74,6 +84,7 @@ __all__ = [
     "stability_run",
     "sweep_run",
     "top_examples",
+    "weigh_words",
 ]
 
 T = TypeVar("T")
@@ -135,6 +146,10 @@ class Component:
     """Its share in the squared coefficients of all components."""
     density: float
     """Share of the examples that use it."""
+    recurrence: float | None
+    """Share of other fits that find it again; None if `analyse_run` has not measured it."""
+    group: list[int] | None
+    """The smallest group of components that it belongs to, if any."""
     prediction_purity: float | None
     """Share of the commonest prediction among its top examples."""
     label_purity: float | None
@@ -231,12 +246,15 @@ def list_components(run: AnyRun, decomposition: str | None = None, count: int = 
     run = open_run(run)
     name = choose_decomposition(run.path, decomposition)
     themes, texts = Themes(run, name).current(), run.table["text"]
+    analysis = read_analysis(run, name)
     return Records(
         Component(
             number=each.number,
             theme=themes[each.number].theme if each.number in themes else None,
             energy=each.energy,
             density=each.density,
+            recurrence=each.recurrence,
+            group=next((group.members for group in analysis.groups if each.number in group.members), None),
             prediction_purity=each.prediction_purity,
             label_purity=each.label_purity,
             lnp_tuned=each.lnp_tuned,
@@ -245,7 +263,7 @@ def list_components(run: AnyRun, decomposition: str | None = None, count: int = 
             top=[texts[i].as_py() for i in first.top[:count]],
             shares=first.shares and first.shares[:count],
         )
-        for each in read_analysis(run, name).component
+        for each in analysis.component
         for first in each.orderings[:1]
     )
 
@@ -346,9 +364,10 @@ def lift_component(
     protocol = "heldout" if components.notes.held_out else "paper"
     random = min(defaults.random, len(run.table) // 2)
     plan = make_plan(run, components, [component], 1, defaults.top, random, seed, protocol)
-    maker = DirectionMaker(run, components, plan, direction, carriers=defaults.carriers, seed=seed)
-    sums = maker.make([plan.component(component)]).sums
     prepared = prepare_run(run, device)
+    text = background_rows(prepared, seed) if direction == "whiten" else None
+    maker = DirectionMaker(run, components, plan, direction, carriers=defaults.carriers, seed=seed, text=text)
+    sums = maker.make([plan.component(component)]).sums
     (vector,) = Lifter(run, prepared, read_prompts(run, prepared)).lift(sums)
     scale_to_unit(vector)
     return vector
@@ -365,6 +384,47 @@ def perturb_components(run: AnyRun, component: Iterable[int] = (), **options: An
         raise UserError(f"perturb_components takes one decomposition at a time, not {ALL!r}.")
     (results,) = perturb(config).values()
     return results
+
+
+def explain_components(run: AnyRun, component: Iterable[int] = (), **options: Any) -> list[Explanation]:
+    """What is inside components: words, answers, heads and neurons. Options and result are those of `npeff explain`."""
+    return explain(from_options(ExplainConfig, {"run": _path(run), "component": tuple(component), **options}))
+
+
+def name_components(run: AnyRun, decomposition: str | None = None) -> list[Name]:
+    """Names of all components by the words of their examples, each checked on held-out examples; needs no model."""
+    run = open_run(run)
+    name = choose_decomposition(run.path, decomposition)
+    return name_all(run, name, _open_decomposition(run, name)).names
+
+
+def weigh_words(
+    run: AnyRun, texts: Sequence[str], component: Iterable[int] = (), decomposition: AnyDecomposition = None
+) -> list[WeighedText]:
+    """How much of the coefficients of texts each of their words carries: what is lost without it.
+
+    Args:
+        run: The run.
+        texts: Any texts.
+        component: Numbers of components; without any, the strongest of each text.
+        decomposition: Which decomposition; without it, the run's default.
+
+    Returns:
+        One for each text.
+
+    Raises:
+        UserError: texts is one text and not a list.
+    """
+    if isinstance(texts, str):
+        raise UserError("texts is a list of texts, not one text.")
+    run, chosen = open_run(run), tuple(component)
+    leave_out = LeaveOut(run, open_decomposition(run, decomposition), prepare_run(run))
+    return [weigh_text(leave_out, text, None, chosen) for text in texts]
+
+
+def casestudy_component(run: AnyRun, component: int, **options: Any) -> CaseStudy:
+    """A component's examples with carrying words removed and swapped. Options and result: `npeff casestudy`."""
+    return casestudy(from_options(CaseStudyConfig, {"run": _path(run), "component": component, **options}))
 
 
 def push_run(run: AnyRun, to: AnyPath, rows: bool = False, public: bool = False) -> str:

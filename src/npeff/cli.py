@@ -70,6 +70,12 @@ COMMANDS = {
     "sweep": Command("analyse", "SweepConfig", "sweep:sweep", "how many components to take"),
     "spectra": Command("analyse", "SpectraConfig", "spectra:spectra", "how fast the Fishers' eigenvalues fall"),
     "perturb": Command("perturb", "PerturbConfig", "run:perturb", "change the model along components, and measure"),
+    "explain": Command(
+        "explain", "ExplainConfig", "run:explain", "words, answers, heads, neurons, names of components"
+    ),
+    "casestudy": Command(
+        "explain", "CaseStudyConfig", "casestudy:casestudy", "one component, its words removed and swapped"
+    ),
     "explore": Command("explore", "ExploreConfig", "server:explore", "look at a run in the browser"),
     "export": Command("explore", "ExportConfig", "export:export", "write a run as pages that open from disk"),
     "themes": Command("explore", "ThemesConfig", "themes:themes", "list or export the themes given to components"),

@@ -20,6 +20,7 @@ from npeff.config import FEWEST, DemoConfig
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import HOLDOUT, DecomposeConfig, suggest_components
 from npeff.decompose.run import decompose
+from npeff.explain.run import name_all
 from npeff.explore.export import export_site
 from npeff.explore.server import SITE
 from npeff.models.load import EMBEDDED_PACKAGE
@@ -101,6 +102,7 @@ def demo(config: DemoConfig | None = None) -> Path:
     print("\n4. Perturb", flush=True)
     results = _perturb(run, decomposition, [component.number for component in highlights(analysis.component)], count)
     print("\n5. Page", flush=True)
+    name_all(run, NAME, decomposition)
     page = export_site(run, path / SITE).absolute()
     _print_highlights(analysis, run, results)
     print(f"\nThe page: {page}\nOpen it from disk, or serve it with themes and texts of your own:\n")

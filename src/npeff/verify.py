@@ -13,6 +13,7 @@ from npeff.collect.run import collect_shards, final_table
 from npeff.collect.session import load_prompts, prepare_run, tokenize
 from npeff.config import VerifyConfig
 from npeff.decompose.run import open_decomposition
+from npeff.explain.records import read_case_studies, read_explanations, read_names
 from npeff.explore.themes import Themes
 from npeff.perturb.records import Made, read_records, read_results
 from npeff.store.examples import inputs_hash, inputs_of
@@ -78,7 +79,7 @@ def _repair(run: Run, shards: list[Shard], table_is_whole: bool) -> None:
                 f"The example table of {run.path} is damaged, and the data it came from have changed. "
                 f"Restore examples.parquet from a copy, or collect a new run."
             )
-    prompts = tokenize(prepared, Dataset(inputs, run.manifest.task.prefix))
+    prompts = tokenize(prepared, Dataset(inputs, *run.manifest.task.before))
     collect_shards(run, prepared, prompts, shards)
     run.finish(final_table(run, prepared, inputs))
 
@@ -121,6 +122,8 @@ def _check_decomposition(run: Run, folder: Path) -> None:
     _check_finished(folder, "npeff decompose", "config.json")
     open_decomposition(run, folder.name)
     Themes(run, folder.name).current()
+    for read in (read_names, read_explanations, read_case_studies):
+        read(run, folder.name)
     analysis = folder / ANALYSIS / "analysis.json"
     if analysis.is_file():
         read_object(analysis)

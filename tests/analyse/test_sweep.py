@@ -9,7 +9,7 @@ import pytest
 
 from npeff.analyse import sweep as sweeping
 from npeff.analyse.config import SweepConfig
-from npeff.analyse.sweep import SweepRow, advice, default_counts, held_out_tunings, sweep
+from npeff.analyse.sweep import USERS, SweepRow, advice, default_counts, held_out_tunings, reach, sweep
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose, fit
 from npeff.utils.errors import UserError
@@ -99,3 +99,8 @@ def test_advice_says_which_number_to_take():
     assert "is at 32: start there" in advice([row(32, 0.5, 0.2), row(64, 0.4, 0.1)])
     assert "Beyond 64 components" in advice([row(32, 0.5), row(64, 0.4), row(128, 0.399)])
     assert "more than one" in advice([row(32, 0.5)])
+
+
+def test_advice_says_how_rare_a_mechanism_may_be():
+    assert f"{USERS / 3200:.0%} or more of them" in reach(3200)
+    assert "40 fitted examples are few" in reach(40)

@@ -13,7 +13,8 @@ from npeff.collect.batch import Collector
 from npeff.collect.capture import Capture
 from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.answers import AnswerModel, encode, resolve_answers
+from npeff.models.answers import AnswerModel, resolve_answers
+from npeff.models.prompts import encode
 from npeff.models.select import select_parameters
 from npeff.tasks.config import DataConfig
 from npeff.tasks.task import Task
@@ -260,22 +261,24 @@ def test_a_module_used_twice_adds_both_uses():
         torch.testing.assert_close(rows[i, 0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_fused_experts_are_named_and_refused_until_excluded():
-    config = hf.MixtralConfig(
+def test_experts_of_an_unknown_kind_are_named_and_refused_until_excluded():
+    config = hf.Llama4TextConfig(
         vocab_size=64,
         hidden_size=16,
         intermediate_size=16,
+        intermediate_size_mlp=16,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
+        head_dim=8,
         num_local_experts=2,
     )
-    network = hf.MixtralForCausalLM(config)
+    network = hf.Llama4ForCausalLM(config)
     with pytest.raises(UserError, match=r"experts.*--exclude") as refused:
         select_parameters(network)
     patterns = [word.strip("'") for word in str(refused.value).split("--exclude ")[1].split()]
     selection = select_parameters(network, exclude=patterns)
-    assert {module.name.split(".")[-1] for module in selection.modules} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert not any(".experts." in module.name for module in selection.modules)
 
 
 def test_default_leaves_out_embeddings_norms_and_head():

@@ -9,6 +9,7 @@ from npeff.collect.check import check
 from npeff.collect.config import CheckConfig, CheckedData
 from npeff.models.answers import AnswerModel
 from npeff.models.config import ModelOptions
+from npeff.utils.errors import UserError
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -26,3 +27,9 @@ def test_certain_answers_are_no_error(config, monkeypatch, dtype):
     assert report.autograd_error > 0
     assert report.kept == pytest.approx(1)
     assert report.spectral_kept == pytest.approx({1: 1.0})
+
+
+@pytest.mark.parametrize("wrong", [{"examples": 0}, {"asked": -1}])
+def test_nothing_to_check(wrong):
+    with pytest.raises(UserError, match="must be at least 1"):
+        CheckConfig("model", **wrong)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from npeff.collect import summary as module
-from npeff.collect.summary import summary
+from npeff.collect.summary import answer_warnings, summary
 from npeff.store.run import Run
 from tests.synthetic import make_run
 
@@ -29,8 +30,28 @@ def test_accuracy_and_distribution_by_hand(tmp_path: Path, monkeypatch: pytest.M
     assert f"'Positive' {100 * share:.3g}%" in said
     assert "1 examples set aside: 3" in said
     assert "Warning" not in said
-    monkeypatch.setattr(module, "ONE_SIDED", 0.01)
+    monkeypatch.setattr(module, "ONE_SIDED", max(share, 1 - share))
     assert "Warning: the model answers" in summary(run)
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions", "words"),
+    [
+        ([0, 1] * 10, [1] * 20, ["answers 'b' on 100%", "accuracy of 50.0% is not above"]),
+        ([0, 1] * 10, [0, 1] * 10, []),
+        ([0, 1] * 10, [1, 0] * 10, ["accuracy of 0.0% is not above chance; it would be 50.0% at random"]),
+        ([0, 0, 0, 1] * 5, [0, 1, 1, 1] * 5, []),  # worse than always 0, but not made at random: 0.5 against 0.375
+        ([None] * 20, [0] * 20, ["answers 'a' on 100%"]),
+        ([1] * 20, [1] * 20, []),  # as it should be
+        ([0, 1, 0], [1, 1, 1], []),  # too few to tell
+    ],
+)
+def test_signs_that_a_model_does_not_do_its_task(labels, predictions, words) -> None:
+    columns = {"label": pa.array(labels, pa.int32()), "prediction": predictions}
+    names = {"prediction_text": ["ab"[i] for i in predictions], "set_aside": pa.nulls(len(labels), pa.string())}
+    said = list(answer_warnings(pa.table(columns | names), ("a", "b")))
+    assert len(said) == len(words)
+    assert all(word in line and line.startswith("Warning: ") for word, line in zip(words, said, strict=True))
 
 
 def test_without_labels_nothing_is_said_about_accuracy(tmp_path: Path) -> None:

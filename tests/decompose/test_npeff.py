@@ -9,7 +9,7 @@ from scipy.optimize import minimize, minimize_scalar
 
 from npeff.decompose.blocks import Blocks, Rotation, start_components
 from npeff.decompose.config import FitConfig
-from npeff.decompose.npeff import Als, Npeff, best_step, loss_along
+from npeff.decompose.npeff import Als, Npeff, best_step, least_replaceable, loss_along, thinned_start
 from npeff.decompose.solver import inverse
 from npeff.store.rows import ArrayRows
 from tests.decompose.reference import losses, pefs, planted, ragged
@@ -50,7 +50,7 @@ def test_keeping_recomputing_and_rotating_give_the_same():
     rotated = Npeff(config).fit(source)
     blocks = Blocks(source, 11, torch.device("cpu"))
     for keep in (True, False):
-        solver = Als(blocks, start_components(source, 8, "kmeans++", 0), config, keep)
+        solver = Als(blocks, thinned_start(blocks, config, keep), config, keep)
         solver.run(quiet=True)
         H = torch.nn.functional.normalize(solver.H, dim=1)
         assert ((H * rotated.components).sum(dim=1).abs() > 0.999).all()
@@ -63,6 +63,70 @@ def test_finds_planted_components(seed):
     fitted = Npeff(FitConfig(components=8, seed=seed)).fit(source)
     assert ((U @ fitted.components.T).abs().amax(dim=1) > 0.95).float().mean() >= 7 / 8
     assert fitted.history.ending == "converged"
+
+
+def superposed(seed, features=40, hidden=10, examples=1000, density=0.05):
+    """The direction of each column of W, and rows ∂x̂/∂W of x̂ = WᵀWx at features of sparse x ≥ 0, by autograd."""
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.nn.functional.normalize(torch.randn(hidden, features, generator=generator), dim=0)
+    x = torch.rand(examples, features, generator=generator) * (
+        torch.rand(examples, features, generator=generator) < density
+    )
+
+    def used(W, x):
+        return (x @ W.T @ W) * (x > 0)
+
+    jacobians = torch.func.vmap(torch.func.jacrev(used), (None, 0))(W, x).flatten(2)
+    columns = torch.zeros(features, hidden, features)
+    columns[torch.arange(features), :, torch.arange(features)] = W.T
+    kept = x > 0
+    return columns.flatten(1), ArrayRows(jacobians[kept], kept.sum(dim=1).numpy())
+
+
+@pytest.mark.parametrize("seed", [0, 4, 5])
+def test_no_mechanism_is_shared_while_another_has_none(seed):
+    U, source = superposed(seed)
+    usual = Als(Blocks(source, 4096, torch.device("cpu"), 1e9), start_components(source, 40, "kmeans++", seed),
+                FitConfig(components=40), True)  # fmt: skip
+    usual.run(quiet=True)
+    fitted = Npeff(FitConfig(components=40, seed=seed)).fit(source)
+    assert fitted.history.loss < usual.state.history.loss
+    assert (U @ fitted.components.T).abs().amax(dim=1).min() > 0.98
+    H = torch.nn.functional.normalize(usual.H, dim=1)
+    assert (U @ H.T).abs().amax(dim=1).min() < 0.5
+
+
+def test_the_start_looks_at_some_of_many_examples(monkeypatch):
+    U, source = planted(0)
+    config = FitConfig(components=8, chunk=50)
+    blocks = Blocks(source, 50, torch.device("cpu"))
+    whole = thinned_start(blocks, config, keep=False)
+    monkeypatch.setattr("npeff.decompose.npeff.START_EXAMPLES", 10)
+    assert len(source.ranks) > 80
+    few = thinned_start(blocks, config, keep=True)
+    assert few.shape == whole.shape
+    assert not torch.equal(few, whole)
+    found = (U @ torch.nn.functional.normalize(few, dim=1).T).abs().amax(dim=1)
+    assert (found > 0.9).float().mean() >= 7 / 8
+
+
+def test_those_that_a_twin_can_stand_in_for_go_first():
+    rng = np.random.default_rng(0)
+    H = np.eye(6)[[0, 0, 1, 2, 3]] + 0.01 * rng.standard_normal((5, 6))
+    W = rng.random((50, 5)) * [1, 2, 1, 0.01, 1]
+    S, K = torch.from_numpy(W.T @ W), torch.from_numpy(H @ H.T)
+    assert least_replaceable(S, K, 4) == [0, 1, 2, 4]  # hardly used
+    assert least_replaceable(S, K, 3) == [1, 2, 4]  # the weaker twin
+    # brute force: what is lost when the best other one takes over, for the first that goes
+    F = np.einsum("ij,jp,jq->jipq", W, H, H)
+    lost = [
+        min(
+            np.square(F[j] - np.einsum("ipq,p,q->i", F[j], u, u)[:, None, None] * np.outer(u, u)).sum()
+            for u in (H[k] / np.linalg.norm(H[k]) for k in range(5) if k != j)
+        )
+        for j in range(5)
+    ]
+    assert {*range(5)} - {*least_replaceable(S, K, 4)} == {int(np.argmin(lost))}
 
 
 def test_same_seed_same_bits_and_other_seed_other_start():

@@ -50,8 +50,11 @@ NOT_RUN = {
     r"npeff reproduce all": "takes minutes at any scale; tests/paper runs it with few recipes",
     r"npeff reproduce tab:icl": "its prompts are longer than the tiny model takes; tests/paper has shorter ones",
     r"npeff perturb .*--way sensing": "needs a sketch of 16,384 numbers; tests/perturb runs it",
+    r"npeff perturb .*--group": "the tiny run may have no group; tests/perturb runs it",
     r"npeff (push|pull) .*hf://": "needs the Hub; tests/share runs it against a local one",
     r"npeff check .*polite": "the tiny tokenizer begins Yes and No with the same token; tests/tasks loads the file",
+    r"npeff check .*--chat": "the tiny tokenizer has no chat template; tests/collect/test_asked.py has one with",
+    r"npeff (check|collect) .*--adapter": "needs an adapter; tests/models/test_adapter.py makes one",
     r"npeff study score": "needs forms that were filled in; tests/study fills some",
     r"npeff study judge": "needs a server with a language model; tests/study runs it against a local one",
 }

@@ -329,6 +329,13 @@ def test_hostile_and_overlong_texts(tiny_run: Run) -> None:
         status, answer = try_texts(port, ["too long " * 200])
         assert status == 400
         assert "tokens" in answer["error"]
+        asked = {"decomposition": NAME, "texts": ["<b>\x00 👩‍👩‍👧 good\u202e", " "], "components": [0, 3]}
+        status, found = post(port, "/api/words", asked)
+        assert status == 200
+        assert [len(row) for row in found[0]["effects"]] == [len(found[0]["places"])] * 2
+        assert found[1]["effects"] == [[], []]
+        for wrong in ({"components": []}, {"components": [5]}, {"texts": ["too long " * 200]}, {"components": [-1]}):
+            assert post(port, "/api/words", {**asked, **wrong})[0] in (400, 404)
 
 
 def test_a_model_that_is_gone_and_comes_back(tmp_path: Path, review_file: Path) -> None:

@@ -161,8 +161,12 @@ def test_a_run_of_format_1_reads(tmp_path: Path, sealed: bool) -> None:
     assert run.source("fisher").read(0, 12).shape == (11, 16)
     decomposition = open_decomposition(run, "npeff")
     assert decomposition.components.shape == (2, 16)
+    coefficients, residuals = decomposition.explain(run.source("fisher"))
+    torch.testing.assert_close(coefficients, decomposition.coefficients, atol=1e-3, rtol=1e-3)
+    assert abs(float(residuals.mean()) - float(decomposition.residuals.mean())) < 1e-4
+    # later versions start fits in another way: a new one is at least as good as that of then
     again = create(decomposition.config).fit(run.source("fisher"))
-    assert abs(float(again.residuals.mean()) - float(decomposition.residuals.mean())) < 1e-4
+    assert float(again.residuals.mean()) < float(decomposition.residuals.mean()) + 1e-4
     assert run_command(["verify", str(path), "--no-repair"])[0] == 0
 
 

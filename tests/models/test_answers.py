@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from npeff.models.answers import AnswerModel, AnswerSet, TokenTree, encode, resolve_answers
+from npeff.models.answers import AnswerModel, AnswerSet, TokenTree, resolve_answers
 from npeff.models.config import ModelConfig
 from npeff.models.load import LoadedModel, load_model
+from npeff.models.prompts import encode
 from npeff.tasks.task import Task, load_task
 from npeff.utils.errors import UserError
 from tests import tiny

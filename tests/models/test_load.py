@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
-from npeff.models.answers import encode
 from npeff.models.config import ModelConfig
 from npeff.models.load import EMBEDDED_FILE, EMBEDDED_PACKAGE, load_model
+from npeff.models.prompts import encode
 from npeff.models.select import select_parameters
 from npeff.utils.errors import UserError
 from tests import tiny
@@ -77,26 +79,34 @@ def test_a_directory_that_is_no_model(tmp_path):
         load_model(ModelConfig(model=str(tmp_path)))
 
 
-def test_a_classifier_is_no_language_model(tmp_path):
-    """Its head would be random: nothing that is measured would mean anything."""
+@pytest.mark.parametrize(
+    ("tied", "words"),
+    [(False, r"comes without lm_head\.weight.*causal language model"), (True, "is a LlamaForTokenClassification")],
+)
+def test_another_head_is_no_language_model(tmp_path, tied, words):
+    """Its head would be random, or tied to embeddings that were not trained for it."""
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    settings = hf.LlamaConfig(vocab_size=len(tiny.tokenizer()), tie_word_embeddings=False, pad_token_id=0, **size)
-    hf.LlamaForSequenceClassification(settings).save_pretrained(tmp_path)
+    settings = hf.LlamaConfig(vocab_size=len(tiny.tokenizer()), tie_word_embeddings=tied, pad_token_id=0, **size)
+    hf.LlamaForTokenClassification(settings).save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"comes without lm_head\.weight.*causal language model"):
+    with pytest.raises(UserError, match=words):
         load_model(ModelConfig(str(tmp_path), device="cpu"))
+
+
+def test_weights_that_are_missing_are_named(model_directory, tmp_path):
+    """A checkpoint without a matrix of the network itself."""
+    folder = shutil.copytree(model_directory, tmp_path / "copy")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"comes without model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(ModelConfig(str(folder), device="cpu"))
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_whole_models_of_every_family_load(family, tmp_path):
     """No weight of them counts as missing, tied ones included."""
     load_model(ModelConfig(str(tiny.save(tmp_path / family, family)), device="cpu"))
-
-
-def test_an_adapter_is_no_model(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match="is an adapter"):
-        load_model(ModelConfig(str(tmp_path)))
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch, recwarn, capfd):

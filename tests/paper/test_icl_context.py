@@ -36,28 +36,36 @@ def test_sets_do_not_meet_the_scored_examples(tmp_path: Path) -> None:
         draw(run, labels, IclConfig("run", shots=6, scored=55))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox", "opt"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox", "opt", "llama as a chat"])
 def test_reading_the_context_once_changes_nothing(family: str, tmp_path: Path, review_file: Path) -> None:
+    family, chat = family.split(" ")[0], "chat" in family
+    tiny.save(tmp_path / "model", family)
+    tiny.tokenizer_with(tiny.CHATML if chat else None).save_pretrained(tmp_path / "model")
     config = CollectConfig(
         str(tmp_path / "run"),
-        data=DataConfig(data=str(review_file)),
-        model=ModelConfig(str(tiny.save(tmp_path / "model", family))),
+        data=DataConfig(data=str(review_file), chat=chat),
+        model=ModelConfig(str(tmp_path / "model")),
         sketch=SketchConfig(dim=64),
         fisher=False,
         gradient=False,
     )
     other = collect(config)
     prepared = prepare_run(other)
-    context = render(prepared.task, other.table, [0, 1])
-    assert context.count("Review: ") == 2
-    assert "Sentiment: Negative\n\n" in context
+    context = render(prepared.task, other.table, [0] if chat else [0, 1])  # longer would not fit
+    if chat:
+        assert context[0] == ""
+        assert [list(turn) for turn in context[1]] == [["user"], ["assistant"]]
+        assert context[1][1] == {"assistant": "Negative"}
+    else:
+        assert context[0].count("Review: ") == 2
+        assert "Sentiment: Negative\n\n" in context[0]
     shared, plain = Predictor(prepared), Predictor(prepared)
     plain.shares = False
     examples = other.table.slice(2)
     assert shared.predict(context, examples).tolist() == plain.predict(context, examples).tolist()
     assert shared.shares, "the first batch agreed with whole prompts"
     # without a context the run's own predictions come back
-    assert shared.predict("", other.table).tolist() == other.table["prediction"].to_pylist()
+    assert shared.predict(("", ()), other.table).tolist() == other.table["prediction"].to_pylist()
 
 
 def test_a_cache_that_disagrees_is_not_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,5 +76,5 @@ def test_a_cache_that_disagrees_is_not_used(run: Run, monkeypatch: pytest.Monkey
         return plain(None, prompts) if past is None else torch.randn(len(prompts), 2) * 9
 
     monkeypatch.setattr(predictor, "_behind", behind)
-    assert predictor.predict("", run.table).tolist() == run.table["prediction"].to_pylist()
+    assert predictor.predict(("", ()), run.table).tolist() == run.table["prediction"].to_pylist()
     assert not predictor.shares

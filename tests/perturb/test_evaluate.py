@@ -47,7 +47,8 @@ def test_second_order_is_the_quadratic_form_of_the_fisher(run, many_answers, kin
     prompts = read_prompts(run, prepared)
     vector = random_vector(prepared)
     examples = [3, 17, 0, 25]
-    found = Divergence(prepared, prompts, examples).second_order(vector)
+    answers = Divergence(prepared, prompts, examples)
+    found = answers.effects(answers.derivatives(vector))
     changes = {
         name: (getattr(module.module, name.rsplit(".", 1)[1]), change)
         for module in prepared.selection.modules

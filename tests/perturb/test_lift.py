@@ -24,6 +24,7 @@ from npeff.perturb.lift import (
     scale_to_unit,
     truncate,
 )
+from npeff.perturb.weights import by_parameter
 from npeff.store.rows import read_tensors, tensor_names
 from npeff.store.run import Run
 from npeff.utils.configs import from_dict
@@ -39,7 +40,7 @@ def cosine(a, b):
 def brute_force(run, prepared, prompts, sums, j):
     """Σ α · (gradient of the output direction) by autograd on the parameters, one unpadded example after another."""
     network, modules = prepared.model.network, prepared.selection.modules
-    names = [name for module in modules for name in module.unpack(torch.zeros(module.shape))]
+    names = list(dict.fromkeys(name for module in modules for name in module.unpack(torch.zeros(module.shape))))
     parameters = dict(network.named_parameters())
     total = {name: torch.zeros_like(parameters[name], dtype=torch.float64) for name in names}
     ranks, norms = run.source("fisher").ranks, run.table["pef_norm"].to_numpy()
@@ -69,9 +70,7 @@ def brute_force(run, prepared, prompts, sums, j):
 
 def flat(prepared, vector):
     """A lifted vector parameter by parameter."""
-    return {
-        name: part for module in prepared.selection.modules for name, part in module.unpack(vector[module.name]).items()
-    }
+    return {name: part for name, (_, _, part) in by_parameter(prepared.selection.modules, vector).items()}
 
 
 def check_against_autograd(run, prepared, prompts, sums):

@@ -311,7 +311,7 @@ def test_whitening_leaves_users_out_and_beats_plain(config):
     carried = (few.sums.weights["fisher"] != 0).numpy()
     coefficients = decomposition.coefficients.numpy()
     for j, number in enumerate(plan.components):
-        own = users(decomposition, number)
+        own = users(decomposition, [number])
         largest = coefficients[plan.fit, number].max()
         assert (coefficients[own, number] >= 0.1 * largest).all()
         assert 0 < len(own) <= 30

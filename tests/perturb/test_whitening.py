@@ -10,7 +10,19 @@ from npeff.decompose.run import open_decomposition
 from npeff.perturb.evaluate import Divergence
 from npeff.perturb.lift import RowSums, component_sums, group_sum, scale_to_unit
 from npeff.perturb.weights import EditedWeights
-from npeff.perturb.whitening import RIDGES, FisherRows, choose_ridge, read_fishers, rejection_mix, whiten, whiten_within
+from npeff.perturb.whitening import (
+    GOOD,
+    RIDGES,
+    Background,
+    FisherRows,
+    carry,
+    choose_ridge,
+    read_fishers,
+    rejection_mix,
+    whiten,
+    whiten_sums,
+    whiten_within,
+)
 
 
 def effects(fishers, vectors):
@@ -99,9 +111,9 @@ def test_whitening_wins_where_the_background_is_shared():
     everything = FisherRows(places, places, places, torch.ones(50, dtype=torch.float64), rows)
     top = FisherRows(np.arange(6), np.arange(6), np.arange(6), everything.scales[:6], rows[:6])
     h = (u + loud)[None]
-    ridge, trials = choose_ridge(everything, [np.arange(6)], h, [top], everything)
+    ridge, trials = choose_ridge(Background(everything, rows[:0]), [np.arange(6)], h, [top], everything)
     best = max(trial.ratio for trial in trials)
-    assert ridge == max(trial.ridge for trial in trials if trial.ratio >= 0.9 * best)
+    assert ridge == max(trial.ridge for trial in trials if trial.ratio >= GOOD * best)
     background = rows[6:]
     a = whiten((background @ background.T).double(), (background @ h.T).double(), 44, ridge)
     white = h - a.T.float() @ background
@@ -110,7 +122,8 @@ def test_whitening_wins_where_the_background_is_shared():
     assert ratios[1] > 20 * ratios[0]
 
 
-def test_a_ridge_is_the_best_on_examples_that_carry_nothing():
+@pytest.mark.parametrize("positions", [0, 4])
+def test_a_ridge_is_the_best_on_examples_that_carry_nothing(positions):
     """Every ridge against a dense inverse: ratios of mean effects on other examples, top ones not counted twice."""
     generator = torch.Generator().manual_seed(1)
     fitted, chosen = torch.randn(30, 12, generator=generator), torch.randn(20, 12, generator=generator)
@@ -121,13 +134,15 @@ def test_a_ridge_is_the_best_on_examples_that_carry_nothing():
     ]
     top = FisherRows(np.array([3, 5]), np.arange(2), np.array([3, 5]), torch.ones(2).double(), chosen[[3, 5]])
     outside = [np.array([0, 1]), np.array([7])]
-    _, trials = choose_ridge(rows[0], outside, h, [top, top], rows[1])
+    text = torch.randn(positions, 12, generator=generator) / 12
+    _, trials = choose_ridge(Background(rows[0], text), outside, h, [top, top], rows[1])
+    beside = (text.T @ text).double().numpy()
     largest = np.linalg.eigvalsh((fitted @ fitted.T).double().numpy())[-1] / 30
     for share, trial in zip(RIDGES, trials, strict=True):
         logs = []
         for without, vector in zip(outside, h.double().numpy(), strict=True):
             G = np.delete(fitted.double().numpy(), without, 0)
-            v = np.linalg.solve(G.T @ G / len(G) + share * largest * np.eye(12), vector)
+            v = np.linalg.solve(G.T @ G / len(G) + beside + share * largest * np.eye(12), vector)
             effects = (chosen.double().numpy() @ v) ** 2
             logs.append(np.log(effects[[3, 5]].mean() / np.delete(effects, [3, 5]).mean()))
         assert trial.ridge == pytest.approx(share * largest)
@@ -166,3 +181,45 @@ def test_second_order_prediction_is_measured_at_small_magnitude(run, prepared, p
             (row,) = lifter.lift(RowSums(rows.rows[i : i + 1], {"fisher": weights_of_row}))
             inner = sum(float((row[name] * part).sum()) for name, part in vector.items())
             assert measured[i] == pytest.approx((1e-3 * inner) ** 2 / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("carriers", [0.4, 1.0])
+def test_directions_leave_running_text_alone(run, carriers):
+    """Against a dense solve over the rows that may carry a direction: rows of text count, and carry nothing."""
+    examples = np.arange(20)
+    task = read_fishers(run, examples)
+    text = 3 * torch.randn(6, task.rows.shape[1], generator=torch.Generator().manual_seed(0))
+    h = torch.randn(1, task.rows.shape[1], generator=torch.Generator().manual_seed(1)) + task.rows[:1]
+    sums = RowSums(h, {"fisher": torch.zeros(1, int(run.source("fisher").ranks.sum()))})
+    outside = [np.array([2, 5])]
+    made = whiten_sums(run, sums, Background(task, text), outside, 0.01, carriers)
+    plain = whiten_sums(run, sums, Background(task, text[:0]), outside, 0.01, 0.4)
+    weights = made.weights["fisher"][0].numpy()
+    stored = run.source("fisher").read(0, len(run.table)).numpy()
+    np.testing.assert_allclose(weights @ stored, made.vectors[0].numpy(), atol=1e-4)
+    S = stored[np.flatnonzero(weights)].astype(np.float64)
+    assert len(S) == round(carriers * len(task.rows))
+    G = task.rows[~np.isin(task.owner, [2, 5])].double().numpy()
+    F = G.T @ G / 18 + (text.T @ text).double().numpy() + 0.01 * np.eye(G.shape[1])
+    best = np.linalg.solve(S @ F @ S.T, S @ h[0].double().numpy()) @ S
+    found = made.vectors[0].double().numpy()
+    assert best @ found > 0.999 * np.linalg.norm(best) * np.linalg.norm(found)
+    unit = [torch.nn.functional.normalize(found.vectors[0], dim=0) for found in (made, plain)]
+    assert (text @ unit[0]).norm() < 0.7 * (text @ unit[1]).norm()
+
+
+def test_carriers_come_as_close_as_they_can(run):
+    """Against least squares over the rows of the examples that weigh most."""
+    source = run.source("fisher")
+    rows = source.read(0, len(run.table))
+    weights = torch.randn(2, len(rows), generator=torch.Generator().manual_seed(0))
+    weights[1, 10:] = 0
+    found = carry(source, RowSums(weights @ rows, {"fisher": weights}), 0.5)
+    owners = np.repeat(np.arange(len(run.table)), source.ranks)
+    for j in range(2):
+        sizes = np.bincount(owners, (weights[j].numpy() ** 2) * rows.square().sum(1).numpy())
+        used = found.weights["fisher"][j].numpy() != 0
+        assert len(set(owners[used])) == round(0.5 * (sizes > 0).sum())
+        span = rows[used].double().numpy()
+        best = np.linalg.lstsq(span.T, (weights[j] @ rows).double().numpy(), rcond=None)[0] @ span
+        np.testing.assert_allclose(found.vectors[j].numpy(), best, atol=1e-3 * np.linalg.norm(best))

@@ -94,7 +94,7 @@ def test_fields_and_braces() -> None:
     task = Task("nli", "{{premise}} {text} / {hypothesis}\nEntails:", "tokens", labels=("No", "Yes"))
     assert task.fields == ("hypothesis",)
     assert task.render("{a}", {"hypothesis": "b"}) == "{premise} {a} / b\nEntails:"
-    assert task.render_worked("a", "Yes", {"hypothesis": "b"}) == "{premise} a / b\nEntails: Yes\n\n"
+    assert task.before([{"text": "a", "label": "Yes", "hypothesis": "b"}]) == ("{premise} a / b\nEntails: Yes\n\n", ())
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,13 @@ def test_fields_and_braces() -> None:
         ("few_shot: [{text: a}]", "example 1 should have label, text"),
         ("few_shot: [{text: a, label: Ugly}]", "not one of the labels"),
         ("few_shot: [3]", "list of mappings"),
+        ("chat: yes please", "true, false, or a list of turns"),
+        ("chat: [3]", "true, false, or a list of turns"),
+        ("chat: [{critic: a}]", "turn 1 of chat should have one of system, user, assistant"),
+        ("chat: [{system: a}, {user: b, assistant: c}]", "turn 2 of chat"),
+        ("chat: [{system: 3}]", "chat has 3, which is not text; put it in quotes"),
+        ("answer_start: 'Answer:'", "answer_start belongs to a chat"),
+        ("answer_start: 'Answer: '", "answer_start ends with white space"),
         ("label: [a, b]", "unknown key 'label'; a task knows name, prompt"),
         ("answers: tokens\nanswers: tokens", "'answers' is given twice"),
     ],
@@ -262,13 +269,14 @@ def test_free_answers() -> None:
 def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
-    assert [language for language, _ in blocks] == ["yaml", "json", "sh", "python", "python"]
+    assert [language for language, _ in blocks] == ["yaml", "json", "sh", "python", "python", "yaml"]
     (tmp_path / "polite.yaml").write_text(blocks[0][1], encoding="utf-8")
     (tmp_path / "requests.jsonl").write_text(blocks[1][1], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    for _, code in blocks[3:]:
+    for _, code in blocks[3:5]:
         exec(code, namespace)
+    assert make(blocks[5][1]).before() == ("", ({"system": "You are a film critic."},))
 
 
 def test_the_documentation_names_every_task_and_key() -> None:

@@ -26,10 +26,15 @@ class AnalyseConfig:
     """Top examples that must agree for a component to be tuned; components with fewer active ones are left out."""
     unique: bool = False
     """Count only the first of several top examples with the same text."""
+    refits: int | None = None
+    """How often NPEFF is fitted again, from other seeds and to halves of the examples, to see which components recur.
+    If not given, 4 times where that takes less than about two minutes."""
 
     def __post_init__(self) -> None:
         if self.top < 2:
             raise UserError("--top must be at least 2.")
+        if self.refits is not None and self.refits < 0:
+            raise UserError("--refits must be at least 0.")
 
 
 @dataclass(frozen=True)

@@ -100,29 +100,34 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 # --- one decomposition --------------------------------------------------------------------------------------------
 
 
+def correlations(coefficients: torch.Tensor) -> torch.Tensor:
+    """Pearson correlations over examples between the columns of `coefficients` [m, C], [C, C].
+
+    A column that is the same in all examples correlates with nothing (0). Memory: a chunk of rows, and C × C.
+    """
+    deviation, mean = torch.std_mean(coefficients, dim=0, correction=0)
+    varies = deviation > 1e-6 * mean.abs()  # else a column only differs from its mean by rounding
+    centred = ((chunk - mean) * varies for chunk in torch.split(coefficients, _ROWS))
+    return _cosines((chunk, chunk) for chunk in centred).float()
+
+
 def strongest_correlations(coefficients: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """For each component the others with the largest |Pearson correlation| over examples.
-
-    Takes one product m × C × C, and memory for a chunk of rows and C × C.
 
     Args:
         coefficients: [m, C].
         count: How many others to give for each.
 
     Returns:
-        Numbers of components and correlations, both [C, min(count, C − 1)], strongest first. A component that is the
-        same in all examples correlates with nothing (0).
+        Numbers of components and correlations, both [C, min(count, C − 1)], strongest first.
     """
     m, C = coefficients.shape
     count = min(count, C - 1)
     if m == 0 or count < 1:
         return torch.zeros(C, 0, dtype=torch.int64), torch.zeros(C, 0)
-    deviation, mean = torch.std_mean(coefficients, dim=0, correction=0)
-    varies = deviation > 1e-6 * mean.abs()  # else a column only differs from its mean by rounding
-    centred = ((chunk - mean) * varies for chunk in torch.split(coefficients, _ROWS))
-    correlations = _cosines((chunk, chunk) for chunk in centred).float()
-    best = correlations.abs().fill_diagonal_(-1).topk(count, dim=1).indices
-    return best, correlations.gather(1, best)
+    values = correlations(coefficients)
+    best = values.abs().fill_diagonal_(-1).topk(count, dim=1).indices
+    return best, values.gather(1, best)
 
 
 def embed(coefficients: torch.Tensor) -> torch.Tensor:

@@ -116,6 +116,8 @@ def quantiles(ordered: Array, at: tuple[float, ...]) -> list[float]:
 def highlights(components: Sequence[ComponentAnalysis], count: int = 5) -> list[ComponentAnalysis]:
     """The components to show first: LnP-tuned before label-tuned before others, then by purity of labels, then energy.
 
+    Where recurrence is known, those that recur come before all others.
+
     So that the list shows different things, a component is passed over if it shares more than a quarter of its top
     examples with one chosen before, or if half of the list is about its most frequent label already.
 
@@ -129,6 +131,7 @@ def highlights(components: Sequence[ComponentAnalysis], count: int = 5) -> list[
     eligible = [component for component in components if component.prediction_tuned is not None]
     eligible.sort(
         key=lambda component: (
+            not component.recurs,
             -bool(component.lnp_tuned),
             -bool(component.label_tuned),
             -(component.label_purity or component.prediction_purity or 0),

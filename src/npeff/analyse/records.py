@@ -15,6 +15,8 @@ Kind = Literal["prediction", "label", "lnp"]
 KINDS: tuple[Kind, ...] = ("prediction", "label", "lnp")
 TITLES: dict[Kind, str] = {"prediction": "prediction-tuned", "label": "label-tuned", "lnp": "LnP-tuned"}
 """How tables and messages call the ways of being tuned."""
+RECURS = 0.5
+"""Share of the other fits that must find a component for it to be one that recurs."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,31 @@ class ComponentAnalysis:
     """Their Pearson correlations with it."""
     orderings: list[Ordering]
     """Its examples under each way of ranking them; methods without signs have one."""
+    recurrence: float | None = None
+    """Share of the fits from other seeds and of other examples that find it again; None if it was not measured."""
+
+    @property
+    def recurs(self) -> bool:
+        """Whether half or more of the other fits find it again; False if that was not measured."""
+        return (self.recurrence or 0.0) >= RECURS
 
     def tuned(self, kind: Kind) -> bool | None:
         """Whether it is tuned in this way; None where that is not known."""
         return {"prediction": self.prediction_tuned, "label": self.label_tuned, "lnp": self.lnp_tuned}[kind]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Components to which the same examples respond: what may be one mechanism in several components."""
+
+    number: int
+    """Which group it is, counted from 0, the closest first."""
+    members: list[int]
+    """Its components, ascending."""
+    correlation: float
+    """Mean correlation between the components of the two parts that it was put together from."""
+    parent: int | None
+    """The smallest group that it is a part of."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +132,8 @@ class AnalysisOptions:
     """Top examples that must agree."""
     unique: bool = False
     """Whether only distinct texts count."""
+    refits: int = 0
+    """How often the decomposition was made again to see which components recur."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +193,10 @@ class Analysis(Summary):
     """Share of each prediction among the usable examples, largest first."""
     component: list[ComponentAnalysis]
     """Every component, [C]."""
+    groups: list[Group]
+    """Components to which the same examples respond, the closest first."""
+    recurrence_by_chance: float | None
+    """Share of components that directions of the same space find again by chance; None if it was not measured."""
 
     @property
     def tuned_predictions(self) -> list[str | None]:

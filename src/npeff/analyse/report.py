@@ -43,12 +43,34 @@ def write(directory: Path, analysis: Analysis, table: pa.Table) -> None:
 
 
 def in_words(analysis: Analysis) -> str:
-    """The result in a few lines."""
+    """The result in a few lines.
+
+    Args:
+        analysis: The analysis.
+
+    Returns:
+        The lines.
+    """
     lines = [f"{analysis.name}: {analysis.components} components ({analysis.method}), top {analysis.top}"]
     if analysis.left_out:
         lines.append(f"  {analysis.left_out} left out: fewer than {analysis.top} active examples")
     lines += [f"  {TITLES[kind]:17} {_rate_in_words(analysis.tunings[kind])}" for kind in KINDS]
+    lines += [f"  {line}" for line in _structure_in_words(analysis)]
     return "\n".join([*lines, *(f"  {line}" for line in one_class_in_words(analysis))])
+
+
+def _structure_in_words(analysis: Analysis) -> list[str]:
+    """How many components recur, and how many belong to groups."""
+    lines = []
+    if analysis.recurrence_by_chance is not None:
+        count, chance = sum(each.recurs for each in analysis.component), percent(analysis.recurrence_by_chance)
+        lines.append(
+            f"{count} recur in half or more of {analysis.inputs.options.refits} other fits ({chance} by chance)"
+        )
+    grouped = {j for group in analysis.groups for j in group.members}
+    if grouped:
+        lines.append(f"{len(grouped)} belong to groups that the same examples respond to")
+    return lines
 
 
 def one_class_in_words(analysis: Analysis) -> list[str]:
@@ -96,7 +118,8 @@ def components_table(analysis: Analysis) -> Table:
     Returns:
         A line per component; lists are joined with spaces, and classes are counted in the top of the first ordering.
     """
-    plain = [*(f"{kind}_tuned" for kind in KINDS), "prediction_purity", "label_purity", "used", "density", "energy"]
+    tuned = [f"{kind}_tuned" for kind in KINDS]
+    plain = [*tuned, "prediction_purity", "label_purity", "used", "density", "energy", "recurrence"]
     names = ["component", *plain, "labels", "predictions", "median", "max", "top", "shares", "correlated"]
     table = Table(f"Components of {analysis.name}", [Column(name) for name in names])
     for component in analysis.component:
@@ -146,28 +169,35 @@ def _remarks(analysis: Analysis) -> list[str]:
 
 
 def energy_table(analysis: Analysis, texts: pa.ChunkedArray) -> Table:
-    """The components with most energy.
+    """The components with most energy, those that recur first where that is known.
 
     Args:
         analysis: The analysis.
         texts: Texts of all examples, [m].
 
     Returns:
-        A line per component, most energy first.
+        A line per component.
     """
     names = ("tuned", "labels in top", "predictions in top", "first example")
+    recurring = analysis.recurrence_by_chance is not None
+    columns = [
+        Column("component"),
+        Column("energy", ".2%"),
+        Column("density", ".1%"),
+        *(Column(name) for name in names),
+    ]
+    order = ", those that recur first" if recurring else ""
     table = Table(
-        f"## The {min(_SHOWN, analysis.components)} components with most energy",
-        [Column("component"), Column("energy", ".2%"), Column("density", ".1%"), *(Column(name) for name in names)],
+        f"## The {min(_SHOWN, analysis.components)} components with most energy{order}",
+        [*columns[:2], Column("recurrence", ".0%"), *columns[2:]] if recurring else columns,
     )
-    by_energy = sorted(analysis.component, key=lambda component: (-component.energy, component.number))
-    for component in by_energy[:_SHOWN]:
+    leading = sorted(analysis.component, key=lambda each: (not each.recurs, -each.energy, each.number))
+    for component in leading[:_SHOWN]:
         first = component.orderings[0]
         text = texts[first.top[0]].as_py() if first.top else ""
         counts = (_most_frequent(classes) for classes in (first.labels, first.predictions))
-        table.rows.append(
-            [component.number, component.energy, component.density, _tuned(component), *counts, shorten(text, 100)]
-        )
+        shares = [component.energy, *([component.recurrence] * recurring), component.density]
+        table.rows.append([component.number, *shares, _tuned(component), *counts, shorten(text, 100)])
     return table
 
 

@@ -10,21 +10,23 @@ import torch
 
 from npeff.analyse import matching, report, tunings
 from npeff.analyse.config import AnalyseConfig
+from npeff.analyse.groups import groups
 from npeff.analyse.records import Analysis, AnalysisInputs, AnalysisOptions, ComponentAnalysis, Ordering
+from npeff.analyse.recurrence import RECURRING, recurrence, usual_refits
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
 from npeff.store.examples import encode, whole_texts
 from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict, replace, to_dict
+from npeff.utils.configs import from_dict, replace
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
 from npeff.utils.text import rounded
 from npeff.utils.types import Array
 from npeff.utils.version import __version__
 
-FORMAT = 2
-"""Layout and rules of an analysis; one of others is made again. Since 2 LnP counts as in the paper."""
+FORMAT = 3
+"""Layout and rules of an analysis; one of others is made again. Since 2 LnP counts as in the paper, 3 has groups."""
 CORRELATED = 8
 """Most correlated components that are listed for each component."""
 
@@ -45,7 +47,17 @@ def analyse(config: AnalyseConfig) -> list[Analysis]:
     names = [config.decomposition] if config.decomposition else decomposition_names(run.path)
     if not names:
         raise UserError(f"{run.path} has no finished decomposition. `npeff decompose {run.path}` makes one.")
-    return [analyse_one(run, name, AnalysisOptions(config.top, config.unique)) for name in names]
+    return [analyse_one(run, name, _options(run, name, config)) for name in names]
+
+
+def _options(run: Run, name: str, config: AnalyseConfig) -> AnalysisOptions:
+    """What the user asks for; of recurrence, what is cheap."""
+    refits = config.refits
+    if refits is None:
+        refits = usual_refits(run, decomposition_folder(run.path, name))
+    elif refits and read_object(decomposition_folder(run.path, name) / "config.json")["method"] not in RECURRING:
+        refits = 0
+    return AnalysisOptions(config.top, config.unique, refits)
 
 
 def read_analysis(run: Run, name: str) -> Analysis:
@@ -82,15 +94,26 @@ def analyse_one(run: Run, name: str, options: AnalysisOptions | None = None, qui
         tensors=read_object(folder / "config.json").get("sha256"),
         options=options or (saved.inputs.options if saved else AnalysisOptions()),
     )
-    if saved is not None and saved.inputs == inputs:
+    if saved is not None and _answers(saved.inputs, inputs):
         if not quiet:
             print(f"{name}: the analysis in {folder / ANALYSIS} is up to date.")
         return saved
-    analysis = summarise(name, open_decomposition(run, name), read_examples(run), inputs)
+    decomposition = open_decomposition(run, name)
+    analysis = summarise(name, decomposition, read_examples(run), inputs)
+    if inputs.options.refits:
+        found, chance = recurrence(run, decomposition, inputs.options.refits)
+        component = [replace(each, recurrence=share) for each, share in zip(analysis.component, found, strict=True)]
+        analysis = replace(analysis, component=component, recurrence_by_chance=chance)
     report.write(folder / ANALYSIS, analysis, run.table)
     print(report.in_words(analysis))
     print(f"  in {folder / ANALYSIS}")
     return analysis
+
+
+def _answers(saved: AnalysisInputs, wanted: AnalysisInputs) -> bool:
+    """Whether an analysis is what is wanted; recurrence that is not asked for is no reason to make it again."""
+    refits = max(saved.options.refits, wanted.options.refits)
+    return replace(wanted, options=replace(wanted.options, refits=refits)) == saved
 
 
 def _read(folder: Path) -> Analysis | None:
@@ -139,7 +162,8 @@ def summarise(name: str, decomposition: Decomposition, examples: tunings.Example
     Returns:
         The analysis.
     """
-    components, rates = tunings.tunings_of(decomposition, examples, **to_dict(inputs.options))
+    options = inputs.options
+    components, rates = tunings.tunings_of(decomposition, examples, options.top, options.unique)
     eligible = sum(tunings.tuned(orderings)["prediction"] is not None for orderings in components)
     residuals = decomposition.residuals[torch.from_numpy(examples.usable)].double()
     return Analysis(
@@ -153,12 +177,15 @@ def summarise(name: str, decomposition: Decomposition, examples: tunings.Example
         components=len(components),
         eligible=eligible,
         left_out=len(components) - eligible,
-        **to_dict(inputs.options),
+        top=options.top,
+        unique=options.unique,
         tunings=rates,
         labels=_class_shares(examples.labels, examples.usable),
         predictions=_class_shares(examples.predictions, examples.usable),
         explained=float(1 - residuals.mean()) if len(residuals) else None,
         component=_components(components, decomposition, int(examples.usable.sum())),
+        groups=groups(decomposition),
+        recurrence_by_chance=None,
     )
 
 

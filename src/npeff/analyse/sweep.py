@@ -27,11 +27,14 @@ from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one, read_object, write_json
 from npeff.utils.report import Axes, Column, Table, write_result
+from npeff.utils.text import percent
 
 MEASURED = "measured.json"
 """File of all rows that were measured, so that a sweep continues."""
 TOP = 16
 """A component is tuned if all of this many top examples agree."""
+USERS = 32
+"""Fitted examples that must use a planted mechanism for NPEFF to find it nearly always (docs/groundtruth.md)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def sweep(config: SweepConfig) -> Sweep:
     distributed.start()
     run = Run.open(config.run)
     directory = run.path / SWEEPS / f"{config.method}-{config.seed}"
-    counts = sorted(set(config.components)) or default_counts(round(int(run.usable.sum()) * (1 - config.holdout)))
+    fitted = round(int(run.usable.sum()) * (1 - config.holdout))
+    counts = sorted(set(config.components)) or default_counts(fitted)
     first = distributed.rank() == 0
     rows: list[SweepRow] = []
     with only_one(directory, active=first):
@@ -93,7 +97,7 @@ def sweep(config: SweepConfig) -> Sweep:
             if first:
                 losses = f"{row.held_in_loss:.4f} held in, {row.held_out_loss:.4f} held out"
                 print(f"{count} components: loss per example {losses}", flush=True)
-        result = Sweep(rows, advice(rows))
+        result = Sweep(rows, f"{advice(rows)} {reach(fitted)}")
         if first:
             text = write_result(directory / "sweep", result, [table(rows), result.advice], _draw, panels=2)
             print(f"\n{text}\nin {directory}")
@@ -182,6 +186,24 @@ def advice(rows: list[SweepRow]) -> str:
         enough = next((rows[i] for i, drop in enumerate(drops) if drop < 0.02), best_loss)
         text.append(f"Beyond {enough.components} components the held-out loss gains little: start there.")
     return " ".join(text)
+
+
+def reach(fitted: int) -> str:
+    """How rare a mechanism may be to be found, in words.
+
+    Args:
+        fitted: Number of fitted examples.
+
+    Returns:
+        A sentence.
+    """
+    if fitted < 2 * USERS:
+        return f"{fitted} fitted examples are few: only mechanisms that most of them use can be found."
+    share = percent(USERS / fitted)
+    return (
+        f"With {fitted} fitted examples, expect to find mechanisms that {share} or more of them use ({USERS} of them); "
+        "for rarer ones, more components do not help without more examples."
+    )
 
 
 def table(rows: list[SweepRow]) -> Table:

@@ -45,6 +45,7 @@ class Collector:
         """
         extra = self.answer_model.extra_tokens
         most = max(1, DIRECTION_ENTRIES // (self.answer_model.count * self._most_rows))
+        most = 1 if self.answer_model.alone else most
         batch: list[int] = []
         for position in sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)):
             # longest first, so the first of a batch sets its width
@@ -154,7 +155,7 @@ def _residual_at(output: Any, places: torch.Tensor, examples: int) -> torch.Tens
     Returns:
         float32 [B, d].
     """
-    output = (output[0] if isinstance(output, tuple) else output).detach()
+    output = (output[0] if isinstance(output, tuple) else output).detach().to(places.device)
     # where every suffix is a sequence of its own, an example's first sequence has its prompt too
     output = output[:: len(output) // examples]
     return output[torch.arange(examples, device=output.device), places].float()

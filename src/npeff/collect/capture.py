@@ -6,21 +6,30 @@ delivers the module's output gradients, which go straight into the sketch. Model
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from npeff.collect.directions import split_length
-from npeff.collect.sketch.base import Sketch
+from npeff.collect.sketch.base import Captured, RoutedExperts, Sketch
+from npeff.models.devices import mesh_of, put_together
+from npeff.models.experts import Routing, computing_experts, is_router, run_experts
 from npeff.models.select import CapturedModule
 from npeff.utils.errors import UserError
 
-Fold = Callable[[CapturedModule, torch.Tensor], torch.Tensor]
-"""Called with a module and its inputs [B, T, d_in]; gives what to keep of them."""
-Consumer = Callable[[CapturedModule, torch.Tensor, torch.Tensor], None]
-"""Called with a module, its output gradients [B, T, d_out] and what was kept of its inputs."""
+ROUTER_TOLERANCE = (0.02, 0.02)
+"""Relative and absolute, of logits that may have been computed in half precision."""
+
+Fold = Callable[[Captured, torch.Tensor], torch.Tensor]
+"""Called with a module and its inputs [B, T, d_in], or experts and theirs [S, d_in]; gives what to keep of them."""
+Consumer = Callable[[Captured, torch.Tensor, torch.Tensor], None]
+"""Called with a module or experts, their output gradients, and what was kept of their inputs."""
 
 
 class Capture:
@@ -38,41 +47,88 @@ class Capture:
         self._shape = (0, 0, 0)
         self._consumer: Consumer | None = None
         self._called: set[str] = set()
+        # processes that share a model take turns in sketching its layers
+        self._mesh = next((mesh for each in self.modules if (mesh := mesh_of(each.module)) is not None), None)
+        own = slice(self._mesh.get_local_rank(), None, self._mesh.size()) if self._mesh is not None else slice(0)
+        self._mine = {each.name for each in self.modules[own]}
+        self._experts: dict[nn.Module, dict[str, list[CapturedModule]]] = defaultdict(lambda: defaultdict(list))
+        for each in self.modules:
+            if each.expert is not None:
+                self._experts[each.module][each.name.split(".")[-2]].append(each)
 
     def __enter__(self) -> Capture:
-        self._handles = [each.module.register_forward_hook(partial(self._keep, each)) for each in self.modules]
+        with ExitStack() as stack:  # undone, too, if it does not get to its end
+            for each in self.modules:
+                if each.expert is None:
+                    stack.enter_context(each.module.register_forward_hook(partial(self._keep, each)))
+                if is_router(each.module):
+                    stack.enter_context(each.module.register_forward_pre_hook(_begin_graph))
+            if self._experts:
+                stack.enter_context(computing_experts(self._experts, self._run_experts))
+            self._hooks = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+        self._hooks.close()
 
     def start(self, examples: int, sequences: int, length: int) -> None:
         """Expect a forward pass over `sequences` of `length` tokens, the same number for each of `examples`."""
         self._shape = (examples, sequences, length)
         self._called.clear()
 
-    def _keep(self, module: CapturedModule, _: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+    def _keep(self, module: CapturedModule, _: Any, arguments: tuple[Any, ...], output: Any) -> None:
         """In the forward pass: keep what the sketch needs of a module's inputs, until its output gradients arrive."""
+        if isinstance(output, tuple):
+            output = output[0]
+            _check_router(module, arguments[0], output)
         self._called.add(module.name)
+        mine = self._mesh is None or module.name in self._mine
         with torch.no_grad():
-            folded = self.fold_input(module, self._by_example(module, arguments[0].detach()))
-        output.requires_grad_(True)  # the graph begins at the first module whose gradient is wanted, not below it
-        output.register_hook(partial(self._deliver, module, folded))  # type: ignore[no-untyped-call]
+            x = put_together(module.module, 1, arguments[0].detach())
+            folded = self.fold_input(module, self._by_example(module.name, x)) if mine else None
 
-    def _deliver(self, module: CapturedModule, folded: torch.Tensor, delta: torch.Tensor) -> None:
+        def deliver(delta: torch.Tensor) -> None:
+            delta = put_together(module.module, 0, delta)
+            if folded is not None:
+                self._deliver(module, folded, self._by_example(module.name, delta))
+
+        output.requires_grad_(True)  # the graph begins at the first module whose gradient is wanted, not below it
+        output.register_hook(deliver)
+
+    def _run_experts(
+        self, module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """A layer's experts, in place of the model's own way to compute them, which shows nothing of what it does."""
+
+        def keep(parameter: str, x: torch.Tensor, output: torch.Tensor, routing: Routing) -> None:
+            matrices = self._experts[module].get(parameter)
+            if matrices is None:
+                return
+            self._called.update(each.name for each in matrices)
+            experts = RoutedExperts(tuple(matrices), routing, self._shape[0])
+            with torch.no_grad():
+                folded = self.fold_input(experts, x.detach())
+            output.requires_grad_(True)
+            output.register_hook(partial(self._deliver, experts, folded))  # type: ignore[no-untyped-call]
+
+        self._by_example(next(iter(self._experts[module].values()))[0].name, hidden)
+        return run_experts(module, hidden, index, weights, keep)
+
+    def _deliver(self, module: Captured, folded: torch.Tensor, delta: torch.Tensor) -> None:
         """In a backward pass: hand a module's output gradients on."""
         if self._consumer is not None:
-            self._consumer(module, self._by_example(module, delta), folded)
+            self._consumer(module, delta, folded)
 
-    def _by_example(self, module: CapturedModule, tensor: torch.Tensor) -> torch.Tensor:
-        """[examples, T, d], an example's sequences one after another; some models flatten batch and time."""
+    def _by_example(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """[examples, T, d], an example's sequences one after another; some models flatten the axes, or add some."""
         examples, sequences, length = self._shape
-        if tuple(tensor.shape[:-1]) in ((sequences, length), (sequences * length,)):
+        sizes = [size for size in tensor.shape[:-1] if size != 1]
+        known = [size for size in (sequences, length) if size != 1], [sequences * length], [sequences]
+        if sizes in known or examples == 1:  # [sequences]: what was pooled has one token
             return tensor.reshape(examples, -1, tensor.shape[-1])
         raise UserError(
-            f"Module {module.name} mixes the examples of a batch (it saw a tensor of shape {tuple(tensor.shape)}), "
-            f"so its gradients cannot be told apart. Leave it out with --exclude '{module.name}.*'"
+            f"Module {name} mixes the examples of a batch (it saw a tensor of shape {tuple(tensor.shape)}), "
+            f"so its gradients cannot be told apart. Leave it out with --exclude '{name}.*'"
         )
 
     def backward(self, z: torch.Tensor, directions: torch.Tensor, consumer: Consumer, keep_graph: bool) -> None:
@@ -115,5 +171,27 @@ class Capture:
         for row in range(count):
             total = sketch.accumulator(batch)
             self.backward(z, directions[:, row], partial(sketch.accumulate, total=total), keep_graph=row + 1 < count)
+            if self._mesh is not None:
+                torch.distributed.all_reduce(total, group=self._mesh.get_group())
             rows[:, row] = sketch.finish(total) * lengths[:, row, None]
         return rows
+
+
+def _begin_graph(_: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """A router uses its logits before a hook sees them, so a graph that would begin at them begins at its inputs."""
+    hidden = arguments[0]
+    return None if hidden.requires_grad else (hidden.detach().requires_grad_(True), *arguments[1:])
+
+
+def _check_router(module: CapturedModule, x: torch.Tensor, logits: torch.Tensor) -> None:
+    """Refuse a router that does more than a linear map before it gives its logits."""
+    weight: Any = module.module.weight
+    bias: Any = getattr(module.module, "bias", None)
+    if weight.is_meta:  # it was only there for the call
+        return
+    with torch.no_grad():
+        expected = F.linear(x.to(logits), weight.to(logits), None if bias is None else bias.to(logits))
+    expected = expected.view(-1, expected.shape[-1])
+    if expected.shape != logits.shape or not torch.allclose(expected, logits, *ROUTER_TOLERANCE, equal_nan=True):
+        hint = f"Leave it out with --exclude '{module.name}.*'"
+        raise UserError(f"The router {module.name} is not a linear map with a choice behind it. {hint}")

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 
+from npeff.collect.asked import ask, spread
 from npeff.collect.capture import Capture
 from npeff.collect.config import CheckConfig, CollectConfig
 from npeff.collect.directions import make_directions, split_length
-from npeff.collect.session import Prepared, prepare_with_prompts
+from npeff.collect.estimate import estimate
+from npeff.collect.session import Prepared, fitting_prompts, prepare
 from npeff.collect.sketch.base import random_signs
 from npeff.models.answers import AnswerModel
+from npeff.models.load import with_classes
+from npeff.models.quantised import dequantise
+from npeff.models.select import select_parameters
+from npeff.tasks.data import load_dataset
+from npeff.tasks.task import asked_task
 from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
 from npeff.utils.progress import progress
+from npeff.utils.text import amount
 
 SUFFIXES = 8
 """Suffixes of an example that are compared with autograd."""
+QUANTISED = 0.1
+"""Of rows of a quantised model, which may compute in half precision, or round its inputs too."""
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 
 
@@ -54,14 +66,22 @@ def check(config: CheckConfig) -> CheckReport:
     Raises:
         UserError: Rows differ from those of plain autograd by more than rounding.
     """
-    data = replace(config.data, task=config.task, limit=config.examples)
-    model = replace(config.options, model=config.model)
-    prepared, dataset, prompts = prepare_with_prompts(CollectConfig("", data, model, config.directions, config.sketch))
+    data, model = replace(config.data, task=config.task), replace(config.options, model=config.model)
+    collecting = CollectConfig("", data, model, config.directions, config.sketch)
+    task = with_classes(asked_task(data), model)
+    dataset = load_dataset(task, data)
+    rows = spread(len(dataset.table), max(config.asked, config.examples))
+    prepared = prepare(collecting, task)
+    dataset, prompts = fitting_prompts(prepared, replace(dataset, table=dataset.table.take(rows)))
+    asked = ask(prepared, dataset, prompts, config.asked)
+    print(*dataset.notes, *asked.lines, sep="\n", flush=True)
+    cost, each = estimate(prepared, prompts), len(prompts)
+    prompts = prompts[: config.examples]
     report = compare_with_autograd(prepared, prompts)
     print(
-        *dataset.notes,
-        f"{prepared.selection.size:,} parameters, {len(prepared.selection.modules)} modules, {len(prompts)} examples",
-        f"rows against plain autograd   relative error {report.autograd_error:.1e}",
+        f"{prepared.selection.describe()}, {len(prepared.selection.modules)} modules",
+        f"collecting takes about {cost.seconds_per_example:.2g} s and {amount(cost.disk / each)} an example",
+        f"rows against plain autograd   relative error {report.autograd_error:.1e} ({len(prompts)} examples)",
         f"rows alone against in a batch relative error {report.batch_error:.1e}",
         f"directions {config.directions.directions} keep {report.kept:.1%} of the Fisher's trace at the outputs",
         *(f"  spectral:{count:<4} {kept:.1%}" for count, kept in report.spectral_kept.items()),
@@ -72,7 +92,7 @@ def check(config: CheckConfig) -> CheckReport:
             f"Rows of {config.model} differ from autograd by more than {report.tolerance:g}. Try --dtype float32, "
             f"or leave modules out with --exclude; if that does not help, please report the model."
         )
-    print("This model and task fit.")
+    print(*(asked.warnings or ["This model and task fit."]), sep="\n")
     return report
 
 
@@ -102,7 +122,7 @@ def _plain_rows(prepared: Prepared, prompt: list[int], answers: list[int], V: to
     """
     plain = AnswerModel(prepared.model, prepared.answers.only(answers), share_prompt=False)
     modules, sketch = prepared.selection.modules, prepared.collector.sketch
-    weights = {name: w for m in modules for name, w in m.module.named_parameters(prefix=m.name, recurse=False)}
+    weights = {name: getattr(m.module, attribute) for m in modules for name, attribute in m.parameters.items()}
     prepared.model.network.requires_grad_(True)
     try:
         z, _ = plain.logits([prompt])
@@ -111,7 +131,7 @@ def _plain_rows(prepared: Prepared, prompt: list[int], answers: list[int], V: to
         for direction, length in zip(directions.to(z), lengths, strict=True):
             parts = torch.autograd.grad(z, list(weights.values()), direction[None], retain_graph=True)
             found = dict(zip(weights, parts, strict=True))
-            matrices = {m.name: m.matrix(found[f"{m.name}.weight"], found.get(f"{m.name}.bias")) for m in modules}
+            matrices = {m.name: m.pack(found) for m in modules}
             rows.append(sketch.matvec(matrices) * length)
         return torch.stack(rows)
     finally:
@@ -126,11 +146,21 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
         prompts: Token ids of the examples to compare.
 
     Returns:
-        The largest relative errors.
+        The largest relative errors; of a quantised model, against a copy with the plain numbers that its weights
+        stand for.
     """
+    reference = prepared
+    if prepared.model.quantised:
+        model = dataclasses.replace(prepared.model, network=copy.deepcopy(prepared.model.network))
+        dequantise(model.network)
+        patterns = prepared.config.model
+        selection = select_parameters(model.network, patterns.include, patterns.exclude)
+        reference = dataclasses.replace(prepared, model=model, selection=selection)
     collector, sketch = prepared.collector, prepared.collector.sketch
 
     def rows_of(batch: list[list[int]], V: torch.Tensor) -> torch.Tensor:
+        if collector.answer_model.alone and len(batch) > 1:
+            return torch.cat([rows_of([prompt], V[i : i + 1]) for i, prompt in enumerate(batch)])
         with Capture(prepared.selection.modules, sketch.fold_input) as capture:
             capture.start(len(batch), *collector.answer_model.sequences(batch))
             z, _ = collector.answer_model.logits(batch)
@@ -149,7 +179,7 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
     V = mixes @ V
     errors = torch.zeros(2)
     for i, prompt in enumerate(progress(prompts, desc="Checking", unit="ex")):
-        alone, plain = rows_of([prompt], V[i : i + 1])[0], _plain_rows(prepared, prompt, answers[i].tolist(), V[i])
+        alone, plain = rows_of([prompt], V[i : i + 1])[0], _plain_rows(reference, prompt, answers[i].tolist(), V[i])
         scale = plain.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
         found = [((together[i] - other).norm(dim=1) / scale).max().cpu() for other in (plain, alone)]
         errors = torch.maximum(errors, torch.stack(found))
@@ -157,5 +187,5 @@ def compare_with_autograd(prepared: Prepared, prompts: list[list[int]]) -> Check
     spectral = {c: make_directions(replace(directions, directions=f"spectral:{c}"), p, numbers)[1] for c in counts}
     shares = {count: float(share.mean()) for count, share in spectral.items()}
     autograd_error, batch_error = errors.tolist()
-    tolerance = TOLERANCE[prepared.config.model.dtype]
+    tolerance = QUANTISED if prepared.model.quantised else TOLERANCE[prepared.config.model.dtype]
     return CheckReport(autograd_error, batch_error, float(kept.mean()), shares, tolerance)

@@ -62,7 +62,7 @@ class CollectConfig:
     """Collect per-example Fishers of a model on a task into a run directory. Run it again to continue."""
 
     common: ClassVar[tuple[str, ...]] = (
-        *("task", "data", "text_column", "label_column", "limit", "model", "dtype", "device"),
+        *("task", "data", "text_column", "label_column", "limit", "chat", "model", "adapter", "dtype", "device"),
         *("batch_tokens", "dry_run"),
     )
     removed: ClassVar[dict[str, str]] = {"padding": "results never depended on the side of the padding."}
@@ -113,10 +113,10 @@ class CheckedData(DataConfig):
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """Compare captured rows with plain autograd, with and without batching, and show what the directions keep."""
+    """Show what a model is asked and says; compare captured rows with plain autograd, with and without batching."""
 
     common: ClassVar[tuple[str, ...]] = (
-        *("examples", "data", "text_column", "label_column", "dtype", "device", "exclude"),
+        *("examples", "asked", "data", "text_column", "label_column", "chat", "adapter", "dtype", "device", "exclude"),
     )
 
     model: tyro.conf.Positional[str]
@@ -124,11 +124,17 @@ class CheckConfig:
     task: tyro.conf.Positional[str] = "reviews"
     """Task, as --task of `npeff collect`."""
     examples: int = 3
-    """How many examples to try."""
+    """How many examples to compare with autograd."""
     data: CheckedData = field(default_factory=CheckedData)
     options: ModelOptions = field(default_factory=ModelOptions)
     directions: DirectionsConfig = field(default_factory=DirectionsConfig)
     sketch: SketchConfig = field(default_factory=SketchConfig)
+    asked: int = 64
+    """How many examples to ask, to see which answers the model gives."""
+
+    def __post_init__(self) -> None:
+        if self.examples < 1 or self.asked < 1:
+            raise UserError("--examples and --asked must be at least 1.")
 
 
 def parse_directions(text: str) -> tuple[str, float]:

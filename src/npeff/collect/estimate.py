@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from npeff.collect.asked import ask
 from npeff.collect.config import CollectConfig
 from npeff.collect.session import Prepared, collect_prompts, prepare_with_prompts
 from npeff.utils.distributed import rank, start, world_size
@@ -41,8 +42,9 @@ def estimate_collection(config: CollectConfig) -> Estimate:
         The cost.
     """
     start()
-    prepared, _, prompts = prepare_with_prompts(config)
+    prepared, dataset, prompts = prepare_with_prompts(config)
     prepared.collector.answer_model.check_tree(max(prompts, key=len))
+    asked = ask(prepared, dataset, prompts)
     cost = estimate(prepared, prompts)
     if rank() == 0:
         run = Path(config.run).absolute()
@@ -50,10 +52,13 @@ def estimate_collection(config: CollectConfig) -> Estimate:
         enough = "" if free > cost.disk else "  NOT ENOUGH"
         ranks = "1 rank" if world_size() == 1 else f"{world_size()} ranks"
         print(
+            *(line + "\n" for line in (*dataset.notes, *asked.lines, *asked.warnings)),
+            f"{prepared.selection.describe()}\n"
             f"{len(prompts)} examples of {sum(map(len, prompts)) / len(prompts):.0f} tokens on average\n"
             f"time    {duration(cost.seconds)} ({cost.seconds_per_example:.3g} s an example on {ranks})\n"
             f"disk    {amount(cost.disk)} of {amount(free)} free{enough}\n"
-            f"memory  {amount(cost.memory)} at the peak, however many examples"
+            f"memory  {amount(cost.memory)} at the peak, however many examples",
+            sep="",
         )
     return cost
 
@@ -79,7 +84,8 @@ def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
     begin = time.perf_counter()
     tensors = collect_prompts(prepared, [prompts[i] for i in sample], sample, storage=getattr(torch, config.storage))
     seconds = time.perf_counter() - begin
-    total = float(seconds * tokens.sum() / tokens[sample].sum()) / world_size()
+    total = float(seconds * tokens.sum() / tokens[sample].sum())
+    total /= world_size() // (config.model.tensor_parallel or 1)
     each = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) / len(sample)
     memory = peak_memory(prepared.model.device)
     if prepared.model.device.type != "cuda":

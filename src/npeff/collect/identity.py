@@ -8,36 +8,43 @@ from typing import Any
 
 from npeff.collect.config import CollectConfig
 from npeff.models.load import LoadedModel
-from npeff.store.schema import AskedTask
-from npeff.tasks.task import Task
+from npeff.models.prompts import Prompts
+from npeff.store.schema import AskedChat, AskedTask
+from npeff.tasks.task import Before, Task
 from npeff.utils.configs import to_dict
 
 Values = dict[str, Any]
 """A config or an identity, as nested JSON values."""
 _HOW = ("run", "batch_tokens", "share_prompt", "dry_run", "fisher", "gradient", "activation")
 """Options that say where and how fast to collect, or are summed up in `collected`."""
-PLACES = ("data.data", "model.model", "model.revision")
+PLACES = ("data.data", "model.model", "model.revision", "model.adapter")
 """Entries that say where data and model lie. They may have moved: hashes tell whether they are the same."""
 
 
-def identity_of(config: CollectConfig, task: Task, model: LoadedModel, prefix: str) -> Values:
+def identity_of(config: CollectConfig, task: Task, model: LoadedModel, before: Before) -> Values:
     """All that decides about the values of a collection, wherever and however fast it runs.
 
     Args:
         config: What is collected.
         task: The task, whose file may change under the same name.
         model: The model, known by the hash of its weights.
-        prefix: Text of few-shot examples before the prompts.
+        before: What stands before every question, as few-shot examples.
 
     Returns:
         Nested JSON values.
     """
     values = to_dict(config)
     values["model"].pop("device")
+    values["model"].pop("device_map")
+    values["model"].pop("tensor_parallel")
+    values["data"].pop("chat")  # the task says it
     for name in _HOW:
         values.pop(name)
+    prefix, turns = before
+    chat = AskedChat(Prompts(task, model.tokenizer).describe(before), list(turns)) if task.is_chat else None
+    asked = AskedTask(task.name, task.prompt, task.answers, list(task.labels), prefix, chat, task.pair or None)
     return values | {
-        "task": to_dict(AskedTask(task.name, task.prompt, task.answers, list(task.labels), prefix)),
+        "task": to_dict(asked),
         "collected": config.collected,
         "model_sha256": model.fingerprint(),
     }

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 from tqdm import tqdm
 
+from npeff.collect.asked import ask
 from npeff.collect.config import CollectConfig
 from npeff.collect.estimate import Estimate, estimate_collection
 from npeff.collect.identity import PLACES, differences, identity_of
@@ -24,7 +25,7 @@ from npeff.store.run import Run
 from npeff.store.schema import AskedTask, Manifest
 from npeff.tasks.data import Dataset
 from npeff.utils import distributed
-from npeff.utils.configs import to_dict
+from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one
 from npeff.utils.progress import progress
@@ -60,7 +61,12 @@ def collect(config: CollectConfig) -> Run:
         distributed.barrier()
         run = Run.open_unfinished(path)
         if not run.manifest.complete:
-            collect_shards(run, prepared, prompts, [shard for shard in run.shards if not run.is_written(shard)])
+            asked = ask(prepared, dataset, prompts)
+            if distributed.rank() == 0:
+                print(*asked.lines, *asked.warnings, prepared.selection.describe(), sep="\n", flush=True)
+            left = [shard for shard in run.shards if not run.is_written(shard)]
+            distributed.barrier()  # all must see the same list, so none may write before
+            collect_shards(run, prepared, prompts, left)
             distributed.barrier()
             if distributed.rank() == 0:
                 run.finish(final_table(run, prepared, dataset.table))
@@ -73,7 +79,7 @@ def collect(config: CollectConfig) -> Run:
 
 
 def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:
-    identity = identity_of(prepared.config, prepared.task, prepared.model, dataset.prefix)
+    identity = identity_of(prepared.config, prepared.task, prepared.model, dataset.before)
     if not (path / "manifest.json").is_file():
         return Run.create(path, _manifest(prepared, dataset, identity), dataset.table)
     run = Run.open_unfinished(path)
@@ -99,8 +105,10 @@ def _manifest(prepared: Prepared, dataset: Dataset, identity: dict[str, Any]) ->
         config=to_dict(prepared.config),
         identity=identity,
         shard_examples=prepared.config.shard_examples,
-        task=AskedTask(**identity["task"]),
+        task=from_dict(AskedTask, identity["task"]),
         parameters=prepared.selection.size,
+        model_parameters=prepared.selection.whole,
+        excluded_parameters=prepared.selection.excluded,
         dropped=list(dataset.dropped),
         versions={"python": platform.python_version(), **packages},
     )
@@ -118,7 +126,8 @@ def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shard
     Raises:
         UserError: A batch does not fit into memory.
     """
-    mine = shards[distributed.rank() :: distributed.world_size()]
+    together = prepared.config.model.tensor_parallel or 1  # processes that share a model, and its examples
+    mine = shards[distributed.rank() // together :: distributed.world_size() // together]
     total = sum(shard.stop - shard.start for shard in mine)
     where = f" (rank 0 of {distributed.world_size()})" if distributed.world_size() > 1 else ""
     storage = getattr(torch, prepared.config.storage)
@@ -130,7 +139,8 @@ def collect_shards(run: Run, prepared: Prepared, prompts: list[list[int]], shard
                 aside = ", ".join(str(shard.start + i) for i in tensors["set_aside"].nonzero().flatten().tolist())
                 if aside:
                     tqdm.write(f"Set aside, because a value was not finite: example {aside}.")
-                run.write_shard(shard, tensors)
+                if distributed.rank() % together == 0:
+                    run.write_shard(shard, tensors)
         except torch.OutOfMemoryError as error:
             hint = "Run the same command with a smaller --batch-tokens; finished shards are kept."
             raise UserError(f"Out of memory with batches of {prepared.config.batch_tokens} tokens. {hint}") from error

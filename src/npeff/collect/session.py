@@ -15,16 +15,18 @@ from npeff.collect.batch import Collector
 from npeff.collect.config import CollectConfig
 from npeff.collect.identity import PLACES, differences, identity_of
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.answers import AnswerSet, encode_all, resolve_answers
+from npeff.models.answers import AnswerSet, resolve_answers
 from npeff.models.config import confirm_trust
-from npeff.models.load import LoadedModel, load_model
+from npeff.models.load import LoadedModel, load_model, with_classes
+from npeff.models.prompts import Prompts
+from npeff.models.quantised import dequantise
 from npeff.models.select import Selection, select_parameters
 from npeff.store.examples import inputs_hash, inputs_of
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.tasks.data import Dataset, load_dataset
-from npeff.tasks.task import Task, load_task
+from npeff.tasks.task import Task, asked_task
 from npeff.utils.configs import from_dict, replace
 from npeff.utils.errors import UserError
 
@@ -53,9 +55,14 @@ def prepare(config: CollectConfig, task: Task | None = None, model: LoadedModel 
 
     Returns:
         What a collection needs before its first batch.
+
+    Raises:
+        UserError: The model is a classifier, and the task is none for it.
     """
-    task = task or load_task(config.data.task)
+    task = task or with_classes(asked_task(config.data), config.model)
     model = model or load_model(config.model)
+    if model.classifies and task.answers != "classes":
+        raise UserError(f"Model {config.model.model!r} is a classifier: it needs a task with `answers: classes`.")
     selection = select_parameters(model.network, config.model.include, config.model.exclude)
     answers = resolve_answers(task, model.tokenizer)
     sketch = make_sketch(config.sketch, selection.modules, model.device)
@@ -77,19 +84,43 @@ def prepare_run(run: Run, device: str | None = None, model: LoadedModel | None =
         UserError: The model, the task or the config in the manifest are no longer the same.
     """
     config: CollectConfig = from_dict(CollectConfig, run.manifest.config)
+    config = replace(config, model=replace(config.model, tensor_parallel=None))
     if device is not None:
-        config = replace(config, model=replace(config.model, device=device))
+        config = replace(config, model=replace(config.model, device=device, device_map=None))
     confirm_trust(config.model, run.path / "manifest.json")
     prepared = prepare(config, model=model)
     recorded = run.manifest.identity
-    now = identity_of(config, prepared.task, prepared.model, run.manifest.task.prefix)
+    now = identity_of(config, prepared.task, prepared.model, run.manifest.task.before)
     for entry, what in (("model_sha256", f"Model {config.model.model!r}"), ("task", f"Task {config.data.task!r}")):
-        if now[entry] != recorded.get(entry):
+        if differences({entry: recorded.get(entry)}, {entry: now[entry]}):
             raise UserError(f"{what} is no longer the one that {run.path} was collected with.")
     changed = differences(recorded, now, but=(*PLACES, "data"))  # the data are read from the run itself
     if changed:
         raise UserError(f"The config in {run.path / 'manifest.json'} was changed: {changed}. Change it back.")
     return prepared
+
+
+def prepare_to_edit(run: Run, device: str | None = None) -> Prepared:
+    """`prepare_run`, with weights that can be changed: quantised ones become the plain numbers that they stand for.
+
+    Args:
+        run: The run.
+        device: Where to compute; where the run was collected, if not given.
+
+    Returns:
+        What the run was collected with, up to the rounding of quantised computation.
+
+    Raises:
+        UserError: Some weights are in memory only while they are used.
+    """
+    prepared = prepare_run(run, device)
+    model = prepared.model
+    if any(parameter.is_meta for parameter in model.network.parameters()):
+        raise UserError("Weights that lie on disk cannot be changed. Give one device that holds all, as --device cpu.")
+    if not model.quantised:
+        return prepared
+    dequantise(model.network)
+    return prepare(prepared.config, prepared.task, model)
 
 
 def prepare_with_prompts(config: CollectConfig) -> tuple[Prepared, Dataset, list[list[int]]]:
@@ -101,7 +132,7 @@ def prepare_with_prompts(config: CollectConfig) -> tuple[Prepared, Dataset, list
     Returns:
         What a collection needs, the examples, and the token ids of their prompts.
     """
-    task = load_task(config.data.task)
+    task = with_classes(asked_task(config.data), config.model)
     dataset = load_dataset(task, config.data)
     prepared = prepare(config, task)
     return prepared, *fitting_prompts(prepared, dataset)
@@ -136,7 +167,7 @@ def fitting_prompts(prepared: Prepared, dataset: Dataset) -> tuple[Dataset, list
     kept = [row for row in range(len(prompts)) if row not in misfits]
     rows = ", ".join(map(str, dataset.table["source_row"].take(list(misfits)[:5]).to_pylist()))
     more = ", ..." if len(misfits) > 5 else ""
-    note = f"{len(misfits)} examples with more than {_room(prepared)} tokens (row {rows}{more})"
+    note = f"{len(misfits)} examples with more than {longest_prompt(prepared)} tokens (row {rows}{more})"
     fitting = dataclasses.replace(dataset, table=dataset.table.take(kept), dropped=(*dataset.dropped, note))
     return fitting, [prompts[row] for row in kept]
 
@@ -165,22 +196,23 @@ def read_prompts(run: Run, prepared: Prepared) -> list[list[int]]:
     inputs = inputs_of(run.table)
     if inputs_hash(inputs) != run.manifest.inputs_sha256:
         raise UserError(f"The example table of {run.path} is not what was collected. `npeff verify` repairs it.")
-    return tokenize(prepared, Dataset(inputs, run.manifest.task.prefix))
+    return tokenize(prepared, Dataset(inputs, *run.manifest.task.before))
 
 
-def _room(prepared: Prepared) -> int:
+def longest_prompt(prepared: Prepared) -> int:
+    """How many tokens a prompt may have, so that its longest answer fits behind it."""
     return prepared.model.context - prepared.answers.longest
 
 
 def _tokens(prepared: Prepared, dataset: Dataset) -> tuple[list[list[int]], dict[int, str]]:
     """Token ids of every prompt; and for each prompt that does not fit the model, by its number, a message."""
+    writer = Prompts(prepared.task, prepared.model.tokenizer)
     prompts: list[list[int]] = []
     same: dict[int, int] = {}  # one object for a token, however often it occurs: a quarter of the memory
     for start in range(0, len(dataset.table), TEXTS_AT_ONCE):
-        part = Dataset(dataset.table.slice(start, TEXTS_AT_ONCE), dataset.prefix)
-        for ids in encode_all(prepared.model.tokenizer, part.prompts(prepared.task)):
-            prompts.append([same.setdefault(token, token) for token in ids])
-    room = _room(prepared)
+        part = dataclasses.replace(dataset, table=dataset.table.slice(start, TEXTS_AT_ONCE))
+        prompts += [[same.setdefault(token, token) for token in ids] for ids in writer.tokens(part)]
+    room = longest_prompt(prepared)
     return prompts, {
         row: f"The prompt of example {row} (row {dataset.table['source_row'][row]} of the data) has {len(ids)} tokens, "
         f"but the model takes 1 to {room}. Shorten or remove it, or choose a model with a longer context."
@@ -262,7 +294,7 @@ def collect_texts(
         raise UserError(f"The prompt of task {prepared.task.name!r} also needs {', '.join(wanted)} of every text.")
     columns = {FIELD + name: [given[name] for given in fields] for name in wanted}
     table = pa.table({"source_row": range(len(texts)), "text": list(texts), **columns})
-    prompts = tokenize(prepared, Dataset(table, run.manifest.task.prefix))
+    prompts = tokenize(prepared, Dataset(table, *run.manifest.task.before))
     collected = collect_prompts(prepared, prompts, list(range(len(texts)) if numbers is None else numbers))
     if "rows" not in collected:  # a run without Fishers has only the other kinds
         return ArrayRows(torch.empty(0, prepared.config.sketch.dim), np.zeros(len(texts), np.int64)), collected

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from npeff.collect.config import parse_directions
 from npeff.store.examples import accuracy
@@ -14,6 +16,12 @@ from npeff.utils.text import percent
 
 ONE_SIDED = 0.95
 """From this share of all predictions on, one answer is called out."""
+FEWEST = 8
+"""With fewer examples than this nothing is called out: chance would do it."""
+_LITTLE = "Components of a task that the model does not do say little."
+_TRY = "Try a prompt that names the answers, worked examples (--few-shot 4), other labels, or another model."
+ADVICE = f"{_LITTLE} {_TRY}"
+CLASSES_ADVICE = f"{_LITTLE} Are these texts, and pairs of texts, what the classifier was trained on?"
 _SHOWN = 5
 
 
@@ -30,7 +38,10 @@ def summary(run: Run, notes: tuple[str, ...] = ()) -> str:
     rows = int(run.table["rank"].to_numpy().sum())
     lines = [f"{len(run.table)} examples, {rows} rows in {run.path}", *notes]
     if run.usable.any():
-        lines += _answers(run)
+        table, labels = run.table.filter(run.usable), run.manifest.task.labels
+        warnings = list(answer_warnings(table, labels))
+        advice = CLASSES_ADVICE if run.manifest.task.answers == "classes" else ADVICE
+        lines += [*answer_lines(table, labels), *warnings, *([advice] if warnings else [])]
         if "kept" in run.table.column_names:
             lines.append(_kept(run))
     aside = np.flatnonzero(~run.usable)
@@ -39,23 +50,55 @@ def summary(run: Run, notes: tuple[str, ...] = ()) -> str:
     return "\n".join(lines)
 
 
-def _answers(run: Run) -> Iterator[str]:
-    """How predictions are distributed, and how often they are right, beside what always saying the same gives."""
-    table = run.table.filter(run.usable)
-    counts = Counter(sorted(table["prediction_text"].to_pylist())).most_common()
+def answer_lines(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
+    """How predictions are distributed, and how often they are right, beside what always saying the same gives.
+
+    Args:
+        table: Usable examples, with what the model predicts.
+        labels: The task's; none where answers are open.
+
+    Yields:
+        Lines for people to read.
+    """
+    counts = _counts(table)
     shown = ", ".join(f"{text!r} {percent(count / len(table), 3)}" for text, count in counts[:_SHOWN])
     yield f"predictions: {shown}{f', ... ({len(counts)} different ones)' if len(counts) > _SHOWN else ''}"
+    right = accuracy(table, labels)
+    if right is not None:
+        known = len(table) - table["label"].null_count
+        chance, commonest = _by_chance(table)
+        line = f"accuracy {right:.1%} on {known} labelled examples; the same predictions at random: {chance:.1%}"
+        yield f"{line}; always the commonest label: {commonest:.1%}"
+
+
+def answer_warnings(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
+    """Signs that a model does not do its task.
+
+    Args:
+        table: Usable examples, with what the model predicts.
+        labels: The task's; none where answers are open.
+
+    Yields:
+        Lines for people to read.
+    """
+    (answer, count), right = _counts(table)[0], accuracy(table, labels)
+    chance, commonest = (0.0, 0.0) if right is None else _by_chance(table)
+    if count / len(table) >= ONE_SIDED and len(table) >= FEWEST and commonest < ONE_SIDED:
+        yield f"Warning: the model answers {answer!r} on {percent(count / len(table), 3)} of the examples."
+    if right is not None and len(table) - table["label"].null_count >= FEWEST and right <= chance < 1:
+        yield f"Warning: its accuracy of {right:.1%} is not above chance; it would be {chance:.1%} at random."
+
+
+def _counts(table: pa.Table) -> list[tuple[str, int]]:
+    return Counter(sorted(table["prediction_text"].to_pylist())).most_common()
+
+
+def _by_chance(table: pa.Table) -> tuple[float, float]:
+    """Accuracy if the same predictions were dealt out at random, and if always the commonest label was predicted."""
     known = table.filter(table["label"].is_valid())
-    if len(known) and run.manifest.task.labels:
-        right = accuracy(table, run.manifest.task.labels)
-        commonest = np.bincount(known["label"].to_numpy()).max() / len(known)
-        yield f"accuracy {right:.1%} on {len(known)} labelled examples; always the commonest label: {commonest:.1%}"
-    answer, count = counts[0]
-    if count / len(table) >= ONE_SIDED:
-        yield (
-            f"Warning: the model answers {answer!r} on {percent(count / len(table), 3)} of the examples. Components of "
-            f"a task that it does not do say little: try another prompt, other labels, or another model."
-        )
+    most = 1 + max(pc.max(known[name]).as_py() for name in ("label", "prediction"))
+    shares = [np.bincount(known[name].to_numpy(), minlength=most) / len(known) for name in ("label", "prediction")]
+    return float(shares[0] @ shares[1]), float(shares[0].max())
 
 
 def _kept(run: Run) -> str:

@@ -1,7 +1,5 @@
 """The methods by name: making an estimator, and reading one from disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

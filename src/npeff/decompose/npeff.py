@@ -10,13 +10,16 @@ T = Σᵢ diag(wᵢ) B_iᵀ G_i, B = GHᵀ. One pass is
 3. extrapolation H + αΔ + β(H + αΔ − previous): B follows without the rows. The coefficients are fitted there; if that
    does not lower the loss, they are fitted at H + αΔ instead, so the loss never rises. β adapts as in Ang & Gillis,
    "Accelerating nonnegative matrix factorization algorithms using extrapolation" (2019).
+
+Where components start decides which mechanisms are found: two that share one do not part again while another has none.
+So more of them than wanted are fitted for a few passes, and of these the ones are dropped that others can stand in for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -28,7 +31,7 @@ from npeff.decompose.blocks import Blocks, replacements, start_components, worst
 from npeff.decompose.checkpoint import Checkpoint, State
 from npeff.decompose.config import FitConfig
 from npeff.decompose.solver import Paper, Part, Solver, example_losses, fit_coefficients, gram, inner, inverse, start
-from npeff.store.rows import RowSource
+from npeff.store.rows import RowSource, SubsetRows
 from npeff.utils import distributed
 
 SWEEPS = 3
@@ -37,6 +40,10 @@ DEAD = 1e-10
 """A component with less than this share of the mean energy is dead."""
 RESEEDS = 5
 """How often dead components are started again."""
+START_ROUNDS, START_PASSES = (2.0, 1.5), 5
+"""How many times the components are fitted before they are thinned out, in each round, and for how many passes."""
+START_EXAMPLES = 64
+"""Examples for each component that the start looks at, at most: it finds directions, the fit itself refines them."""
 FINAL_SWEEPS, FINAL_TOLERANCE = 300, 1e-4
 """Sweeps of the final coefficient fit, and the share of the first sweep's change at which it is done."""
 
@@ -59,10 +66,12 @@ class Als(Solver[AlsState]):
         H: Components to start from, [C, p].
         config: Options of the fit.
         keep: Whether products of rows and components are kept between passes.
+        title: What the progress bar is called.
     """
 
-    def __init__(self, blocks: Blocks, H: Tensor, config: FitConfig, keep: bool) -> None:
+    def __init__(self, blocks: Blocks, H: Tensor, config: FitConfig, keep: bool, title: str = "npeff") -> None:
         super().__init__(blocks, H, config, keep, AlsState())
+        self.title = title
         self.points = [self.H, *(torch.empty_like(self.H) for _ in range(2))]
         """H, the last point without extrapolation (once there is one), and room for a step."""
         examples, rows = [block.examples for block in blocks.blocks], [block.rows for block in blocks.blocks]
@@ -75,16 +84,16 @@ class Als(Solver[AlsState]):
         """Iterate until the loss settles or the passes are used up.
 
         Args:
-            checkpoint: Where to keep checkpoints; continued from if there is one.
+            checkpoint: Where to keep checkpoints.
             quiet: Show no progress bar.
         """
-        resumed = self._resume(checkpoint)
+        resumed = bool(self.state.history.steps)
         self.start_round(SWEEPS if resumed else 10 * SWEEPS)
         if not resumed:
             self.state.history.add(self.loss / self.blocks.nonzero)
         config, history = self.config, self.state.history
         done = len(history.steps) - 1
-        with history.shown("npeff", config.max_passes, done, quiet):
+        with history.shown(self.title, config.max_passes, done, quiet):
             while done < config.max_passes:
                 history.add(*self.iterate())
                 done += 1
@@ -206,13 +215,7 @@ class Als(Solver[AlsState]):
         dead = (energy <= DEAD * energy.mean()).nonzero().view(-1)
         if not len(dead) or self.state.reseeds[0] >= RESEEDS:
             return False
-        worst: list[tuple[float, int]] = []
-        Q = self.K.square()
-        for part, product, _ in self._with_products():
-            N = part.block.sum_rows(product.square())
-            losses = example_losses(part.W, N, Q.to(N), part.block.norms)
-            worst += worst_examples(losses, part.block.start, 4 * len(dead))
-        directions = replacements(self.blocks.source, worst, 4 * len(dead), len(dead)).to(self.H)
+        directions = self.badly_explained(len(dead))
         for j, direction in zip(dead.tolist(), directions, strict=False):
             self.H[j] = direction
             for part in self.parts:
@@ -221,6 +224,23 @@ class Als(Solver[AlsState]):
         history.reseeded += len(directions)
         self.state.reseeds = self.state.reseeds[0] + 1, len(history.steps) - 1
         return len(directions) > 0
+
+    def badly_explained(self, count: int) -> Tensor:
+        """Directions of the examples that are explained least.
+
+        Args:
+            count: How many to give, at most.
+
+        Returns:
+            Unit vectors that differ from each other, [n, p].
+        """
+        worst: list[tuple[float, int]] = []
+        Q = self.K.square()
+        for part, product, _ in self._with_products():
+            N = part.block.sum_rows(product.square())
+            losses = example_losses(part.W, N, Q.to(N), part.block.norms)
+            worst += worst_examples(losses, part.block.start, 4 * count)
+        return replacements(self.blocks.source, worst, 4 * count, count).to(self.H)
 
     def _normalize(self) -> None:
         """Components to unit norm, coefficients to match, and the first rank's components to every rank."""
@@ -232,6 +252,63 @@ class Als(Solver[AlsState]):
         self.H.div_(norms)
         for part in self.parts:
             part.W *= norms.square()
+
+
+def thinned_start(blocks: Blocks, config: FitConfig, keep: bool, quiet: bool = True) -> Tensor:
+    """Components to start from: more than wanted are fitted for a few passes and thinned out, in two rounds.
+
+    The second round adds directions of examples that the first explains least: rare mechanisms that it has missed.
+
+    Args:
+        blocks: The rows.
+        config: Options of the fit, into C components.
+        keep: Whether products of rows with twice the components may be kept between passes.
+        quiet: Show no progress bar.
+
+    Returns:
+        Vectors, float32 [C, p]; every rank finds the same ones.
+    """
+    C = config.components
+    if len(blocks.source.ranks) > START_EXAMPLES * C:
+        filled = np.flatnonzero(np.asarray(blocks.source.ranks) > 0)
+        some = np.sort(np.random.default_rng(config.seed).permutation(filled)[: START_EXAMPLES * C])
+        blocks, keep = Blocks(SubsetRows(blocks.source, some), config.chunk, blocks.device), False
+    few = replace(config, max_passes=START_PASSES, checkpoint_passes=START_PASSES, tolerance=0.0)
+    H = start_components(blocks.source, min(round(START_ROUNDS[0] * C), blocks.nonzero), config.init, config.seed)
+    for number, following in enumerate((*START_ROUNDS[1:], 1.0), start=1):
+        solver = Als(blocks, H, few, keep, f"npeff, start {number}")
+        solver.run(quiet=quiet)  # ends where checkpoints are made: every rank has the same H
+        H = solver.H[distributed.everyone_has(least_replaceable(solver.S, solver.K, C))[0]]
+        wanted = round(following * C) - C
+        H = torch.cat([H, solver.badly_explained(wanted)]) if wanted else H
+        del solver  # before the next one needs as much memory
+    return H
+
+
+def least_replaceable(S: Tensor, K: Tensor, count: int) -> list[int]:
+    """The components that are left when those go, one by one, that another can stand in for at the least loss.
+
+    Without component j, a twin l that takes over its coefficients leaves energy_j · (1 − cos²(hⱼ, hₗ)) unexplained.
+
+    Args:
+        S: WᵀW, float64 [D, D].
+        K: HHᵀ, float64 [D, D].
+        count: How many are left.
+
+    Returns:
+        Their numbers, ascending.
+    """
+    sizes = K.diagonal()
+    energy = S.diagonal() * sizes.square()
+    alike = (K.square() / torch.outer(sizes, sizes).clamp(min=1e-300)).fill_diagonal_(0.0)
+    left = torch.ones(len(K), dtype=torch.bool, device=K.device)
+    for _ in range(len(K) - count):
+        best, twin = alike.max(dim=1)
+        gone = int(torch.where(left, energy * (1 - best), torch.inf).argmin())
+        energy[twin[gone]] += energy[gone] * best[gone]
+        left[gone] = False
+        alike[gone], alike[:, gone] = 0.0, 0.0
+    return left.nonzero().view(-1).tolist()
 
 
 def best_step(c1: float, c2: float, c3: float, c4: float) -> float:
@@ -328,14 +405,19 @@ class Npeff(Decomposition):
     def _solve(self, source: RowSource) -> tuple[Tensor, list[Tensor], Blocks]:
         """H [C, p] and W [n, C] of each block as the solver leaves them, and the blocks that it used."""
         config, C = self.config, self.config.components
-        products = 12.0 * float(np.sum(source.ranks)) * C
-        keep_products = config.solver == "als" and products <= self._memory
-        blocks = self._blocks(source, self._memory - products * keep_products)
+        rows = float(np.sum(source.ranks))
+        products = 12.0 * rows * C
+        keep = config.solver == "als" and products <= self._memory
+        keep_start = START_ROUNDS[0] * products + 4.0 * rows * source.dim <= self._memory  # never in place of the rows
+        blocks = self._blocks(source, self._memory - products * keep)
         self._check_examples(blocks, source.dim)
         solver: Als | Paper
         if config.solver == "als":
-            H = start_components(source, C, config.init, config.seed)
-            solver = Als(blocks, H, config, keep_products)
+            saved = self.checkpoint.load(AlsState) if self.checkpoint else None
+            H = torch.empty(C, source.dim) if saved else thinned_start(blocks, config, keep_start, self.quiet)
+            solver = Als(blocks, H, config, keep)
+            if saved:
+                solver.take_up(saved)
         else:
             solver = Paper(blocks, *start(blocks, C, config.seed), config)
         solver.run(self.checkpoint, self.quiet)

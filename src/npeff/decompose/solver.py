@@ -105,15 +105,12 @@ class Solver(ABC, Generic[Kind]):
         self.S = sums[:-1].view(C, C)
         self.loss = self.blocks.nonzero - 2 * float(sums[-1]) + inner(self.S, Q)
 
-    def _resume(self, checkpoint: Checkpoint | None) -> bool:
-        saved = checkpoint.load(type(self.state)) if checkpoint else None
-        if saved is None:
-            return False
+    def take_up(self, saved: tuple[Tensor, dict[str, Tensor], Kind]) -> None:
+        """Continue from what a checkpoint holds."""
         W, shared, self.state = saved
         self.H.copy_(shared["H"])
         for part in self.parts:
             part.W.copy_(W[part.block.start : part.block.stop].T)
-        return True
 
     def coefficient_parts(self) -> list[Tensor]:
         """W of each block, [n, C]."""
@@ -166,7 +163,9 @@ class Paper(Solver[PaperState]):
             UserError: The learning rate is too high for these rows.
         """
         options = self.config.paper
-        self._resume(checkpoint)
+        saved = checkpoint.load(PaperState) if checkpoint else None
+        if saved:
+            self.take_up(saved)
         state, history = self.state, self.state.history
         total = options.frozen_steps + options.joint_steps
         with history.shown("npeff, as in the paper", total, len(history.steps), quiet):

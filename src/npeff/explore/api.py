@@ -19,6 +19,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
+from npeff.explain.records import WeighedText
 from npeff.explore.themes import LONGEST, Theme, Themes, system_user
 from npeff.explore.tryout import ModelState, Tried, Tryout
 from npeff.store.run import Run
@@ -82,6 +83,14 @@ class Try(OfDecomposition):
     """The texts."""
     fields: Annotated[list[dict[str, str]], {"minItems": 0, "maxItems": 8}] = field(default_factory=list)
     """For each text the other columns that the run's prompt names, if it names any."""
+
+
+@dataclass(frozen=True)
+class Weigh(Try):
+    """Texts whose words are to be weighed."""
+
+    components: Annotated[list[Component], {"minItems": 1, "maxItems": 16}] = field(default_factory=list)
+    """The components."""
 
 
 @dataclass(frozen=True)
@@ -177,15 +186,41 @@ class Api:
             ApiError: Other columns of the prompt are missing, or the model cannot take these texts.
         """
         journal = self._journal(asked, unchanged=True)
-        wanted = set(self._tryout.fields)
-        if wanted and [set(given) for given in asked.fields] != [wanted] * len(asked.texts):
-            raise ApiError(HTTPStatus.BAD_REQUEST, f"fields should give {', '.join(sorted(wanted))} for each text.")
+        self._check_fields(asked)
         if not self._tryout.is_ready():
             return self._tryout.status
         try:
             return self._tryout.explain(journal.name, asked.texts, asked.fields)
         except UserError as error:  # a text too long for the model, most likely
             raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
+
+    def weigh_words(self, asked: Weigh) -> list[WeighedText] | ModelState:
+        """What each word of texts carries of components. The first call only begins to load the model.
+
+        Args:
+            asked: Texts and components.
+
+        Returns:
+            The words of each text; how far the model is loaded, as long as it is not.
+
+        Raises:
+            ApiError: There is no such component, or the model cannot take these texts.
+        """
+        journal = self._journal(asked, unchanged=True)
+        self._check_fields(asked)
+        if max(asked.components) >= journal.components:
+            raise ApiError(HTTPStatus.NOT_FOUND, f"There is no component {max(asked.components)} in {journal.name}.")
+        if not self._tryout.is_ready():
+            return self._tryout.status
+        try:
+            return self._tryout.weigh(journal.name, asked.texts, asked.fields, asked.components)
+        except UserError as error:
+            raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
+
+    def _check_fields(self, asked: Try) -> None:
+        wanted = set(self._tryout.fields)
+        if wanted and [set(given) for given in asked.fields] != [wanted] * len(asked.texts):
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"fields should give {', '.join(sorted(wanted))} for each text.")
 
     def _journal(self, asked: OfDecomposition, unchanged: bool = False) -> Themes:
         """The journal of the decomposition, and of the component, that is asked for."""
@@ -204,7 +239,7 @@ class Api:
 
 Act = Callable[[Api, Any], Any]
 _GET: dict[str, Act] = {"/api/state": Api.state, "/api/history": Api.history, "/api/openapi.json": Api.description}
-_POST: dict[str, Act] = {"/api/theme": Api.give_theme, "/api/try": Api.try_texts}
+_POST: dict[str, Act] = {"/api/theme": Api.give_theme, "/api/try": Api.try_texts, "/api/words": Api.weigh_words}
 
 
 def methods(path: str) -> list[str]:
@@ -315,7 +350,7 @@ def schema(hint: Any) -> Schema:
         return {**parts[0], "type": [part["type"] for part in parts]}
     if origin is Literal:
         return {"type": "string", "enum": list(arguments)}
-    if origin is list:
+    if origin in (list, tuple):  # a tuple here has one kind of entries
         return {"type": "array", "items": schema(arguments[0])}
     if origin is dict:
         return {"type": "object", "additionalProperties": schema(arguments[1])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -127,7 +126,7 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         config = made.config
         try:
             key = identity(run, decomposition, config, made.evaluated)
-            fits = config["decomposition"] in (None, name) and made.key == key
+            fits = config["decomposition"] in (None, name) and made.key == key and not config.get("group")
             did = (config["direction"], config["way"], compared_at(config))
         except (KeyError, TypeError) as error:
             raise UserError(
@@ -192,5 +191,4 @@ def _light(record: ComponentRecord) -> ComponentRecord:
 
 def heat_map(where: Sequence[Place]) -> HeatMap:
     """Part of the squared length by layer and kind of module; the experts of a layer are put together."""
-    places = [replace(place, kind=re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place.kind)) for place in where]
-    return HeatMap(*by_layer_and_kind(places))
+    return HeatMap(*by_layer_and_kind(where))

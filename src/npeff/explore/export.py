@@ -30,20 +30,21 @@ from npeff.analyse.relations import RelatedPair, Relations, brief
 from npeff.analyse.run import read_analysis, read_examples
 from npeff.decompose.config import METHODS
 from npeff.decompose.run import open_decomposition
-from npeff.explore import evidence, pages
+from npeff.explore import evidence, inside, pages
 from npeff.explore.config import ExportConfig
 from npeff.explore.themes import Themes
 from npeff.store.examples import accuracy, label_texts
 from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_folder, decomposition_names
 from npeff.store.run import Run
+from npeff.store.schema import Manifest
 from npeff.tasks.config import FIELD
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, read_object, sha256, whole_directory, write_json, write_text
 from npeff.utils.progress import progress
-from npeff.utils.text import cut, rounded, short
+from npeff.utils.text import cut, percent, rounded, short
 from npeff.utils.version import __version__
 
-FORMAT = 5
+FORMAT = 6
 MARKER = "site.json"
 _SITE = resources.files("npeff") / "explore" / "site"
 ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
@@ -57,7 +58,7 @@ class Summary:
     """A decomposition, as the list of all of them shows it."""
 
     analysis: Analysis
-    """Its analysis, without the components."""
+    """Its analysis, without components and groups."""
     seed: int
     """Seed that it was made with."""
     losses: list[float]
@@ -152,6 +153,7 @@ def _made(run: Run, names: list[str], default: str) -> dict[str, Any]:
         "default": default,
         "analyses": {name: sha256(decomposition_folder(run.path, name) / ANALYSIS / "analysis.json") for name in names},
         "perturbations": evidence.digests(run),
+        "explanations": inside.digests(run),
         "assets": {asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS},
     }
 
@@ -194,14 +196,23 @@ def facts(run: Run) -> dict[str, str | int]:
     return {
         "model": manifest.model,
         "task": task.name,
-        "prompt": task.prefix + task.prompt,
+        "prompt": task.chat.rendered if task.chat else task.prefix + task.prompt,
         "answers": ", ".join(task.labels) or "every next token",
         "examples": len(run.table),
         **({} if right is None else {"accuracy": f"{right:.1%}"}),
         "parameters": manifest.parameters,
+        **_left_out(manifest),
         "rows": int(run.table["rank"].to_numpy().sum()),
         "npeff": manifest.npeff,
     }
+
+
+def _left_out(manifest: Manifest) -> dict[str, str]:
+    """What share of the model's parameters was left out on purpose."""
+    if not manifest.excluded_parameters:
+        return {}
+    share = percent(manifest.excluded_parameters / manifest.model_parameters, 3)
+    return {"left out": f"{share} of the model's parameters, by --include or --exclude"}
 
 
 def _losses(path: Path) -> list[float]:
@@ -231,7 +242,9 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
     name, rows = analysis.name, analysis.component
     decomposition, examples, texts = open_decomposition(run, name), read_examples(run), run.table["text"].to_pylist()
     perturbations = evidence.read_perturbations(run, name, decomposition)
-    table = pages.component_table(rows, texts, decomposition, relations.stability(number), perturbations)
+    insides = inside.Insides(run, name, decomposition)
+    about = (relations.stability(number), perturbations, insides.columns)
+    table = pages.component_table(analysis, texts, decomposition, *about)
     _write(folder, f"{number}/components", table)
     shown = _shown(run, texts)
     scores = zip(*(columns(decomposition.scores(order)) for order in decomposition.orders), strict=True)
@@ -245,6 +258,7 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
             relations=relations.of_component(number, j),
             perturbations=evidence.of_component(perturbations, j),
             shown={i: shown[i] for i in sorted(wanted)},
+            inside=insides.of(j),
         )
         _write(folder, f"{number}/component/{j}", page)
     for block, start in enumerate(range(0, len(texts), BLOCK)):
@@ -252,7 +266,7 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
     where = decomposition_folder(run.path, name)
     diagnostics = read_object(where / "diagnostics.json") if (where / "diagnostics.json").is_file() else {}
     return Summary(
-        analysis=replace(analysis, component=[]),
+        analysis=replace(analysis, component=[], groups=[]),
         seed=relations.members[number].seed,
         losses=_losses(where / "history.csv"),
         verdict=diagnostics.get("verdict"),

@@ -10,11 +10,12 @@ import torch
 
 from npeff.analyse import matching
 from npeff.analyse.ranking import bands, highlights, top_examples
-from npeff.analyse.records import ComponentAnalysis
+from npeff.analyse.records import Analysis, ComponentAnalysis, Group
 from npeff.analyse.relations import Relatives
 from npeff.analyse.tunings import Classes, Examples
 from npeff.decompose.base import Decomposition
 from npeff.explore.evidence import About, Effect, Measured, Perturbation, heldout_effects
+from npeff.explore.inside import Inside, InsideColumns
 from npeff.utils.text import cut, rounded
 from npeff.utils.types import Array
 
@@ -61,6 +62,10 @@ class ComponentTable:
     """Effects on held-out examples; None if no component was perturbed so."""
     perturbations: list[About]
     """Every perturbation of the decomposition in a line."""
+    groups: list[Group]
+    """Components to which the same examples respond."""
+    inside: InsideColumns | None
+    """What `npeff explain` found; None if it was not run."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,8 @@ class ComponentPage:
     """What its perturbations measured."""
     shown: dict[int, Shown]
     """Example → what the lists say about it."""
+    inside: Inside | None
+    """What `npeff explain` found; None if it was not run."""
 
 
 @dataclass(frozen=True)
@@ -152,24 +159,27 @@ class ExampleParts:
 
 
 def component_table(
-    rows: Sequence[ComponentAnalysis],
+    analysis: Analysis,
     texts: Sequence[str],
     decomposition: Decomposition,
     stability: list[float] | None,
     perturbations: Sequence[Perturbation],
+    inside: InsideColumns | None = None,
 ) -> ComponentTable:
     """The overview table of a decomposition.
 
     Args:
-        rows: Its components in the analysis, [C].
+        analysis: Its analysis.
         texts: Texts of all examples.
         decomposition: The decomposition.
         stability: Mean similarity with matches in other seeds, [C].
         perturbations: Its perturbations.
+        inside: What is inside its components.
 
     Returns:
         The table.
     """
+    rows = analysis.component
     firsts = [row.orderings[0] for row in rows]
     x, y = (rounded(column) for column in matching.embed(decomposition.coefficients).T.tolist())
     return ComponentTable(
@@ -184,6 +194,8 @@ def component_table(
         stability=stability,
         effects=heldout_effects(perturbations, len(rows)),
         perturbations=[about for about, _ in perturbations],
+        groups=analysis.groups,
+        inside=inside,
     )
 
 

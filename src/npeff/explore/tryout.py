@@ -18,6 +18,9 @@ from npeff.analyse.probe import explain_texts
 from npeff.collect.session import Prepared, prepare_run
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
+from npeff.explain.records import WeighedText
+from npeff.explain.run import weigh_text
+from npeff.explain.words import LeaveOut
 from npeff.explore.pages import strongest
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
@@ -123,6 +126,26 @@ class Tryout:
             residual=rounded(explained.residuals.tolist()),
             set_aside=explained.collected["set_aside"].bool().tolist(),
         )
+
+    def weigh(
+        self, name: str, texts: Sequence[str], fields: Sequence[Mapping[str, str]], components: Sequence[int]
+    ) -> list[WeighedText]:
+        """What the words of texts carry of components, once the model is there.
+
+        Args:
+            name: The decomposition.
+            texts: The texts.
+            fields: For each text the other columns that the run's prompt names.
+            components: Numbers of components.
+
+        Returns:
+            One for each text.
+        """
+        assert self._prepared is not None
+        with self._computing:
+            leave_out = LeaveOut(self._run, self._decomposition(name), self._prepared)
+            given = fields or [{}] * len(texts)
+            return [weigh_text(leave_out, text, own, components) for text, own in zip(texts, given, strict=True)]
 
     def _decomposition(self, name: str) -> Decomposition:
         """The decomposition `name`; the last one stays in memory."""

@@ -1,4 +1,4 @@
-"""Answers: from prompts to the logits of an example's answers, for each of the three kinds of answer sets."""
+"""Answers: from prompts to the logits of an example's answers, for each of the four kinds of answer sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from npeff.models.devices import fetching_again
 from npeff.models.load import LoadedModel
+from npeff.models.prompts import SECOND, Prompts
 from npeff.tasks.task import Task
 from npeff.utils.errors import UserError
 
@@ -65,11 +67,12 @@ class AnswerSet:
     """The answers of a task in the tokens of a model."""
 
     kind: str
-    """tokens, suffixes or vocabulary, as `answers` of a task."""
+    """tokens, suffixes, vocabulary or classes, as `answers` of a task."""
     names: tuple[str, ...]
     """What the answers are called; empty for the vocabulary."""
     tokens: tuple[tuple[int, ...], ...]
-    """Token ids of each answer, the first one only where that is the answer; empty for the vocabulary."""
+    """Token ids of each answer, the first one only where that is the answer; empty for the vocabulary. Of a class, its
+    number."""
 
     def only(self, chosen: list[int]) -> AnswerSet:
         """Some of the answers; the vocabulary is always whole."""
@@ -83,22 +86,8 @@ class AnswerSet:
         return max((len(ids) - 1 for ids in self.tokens), default=0) if self.kind == "suffixes" else 0
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids as the model expects them: with BOS if it was trained with one, without a closing token."""
-    return encode_all(tokenizer, [text])[0]
-
-
-def encode_all(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """`encode` of many texts at once, which is several times faster."""
-    tokens = [list(ids) for ids in tokenizer(texts).input_ids]
-    for ids, text in zip(tokens, texts, strict=True):
-        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
-            ids.pop()
-    return tokens
-
-
 def resolve_answers(task: Task, tokenizer: Any) -> AnswerSet:
-    """Write a task's labels as tokens, as they stand behind the prompt: with a leading space.
+    """Write a task's labels as tokens, as they stand behind the prompt: with a leading space where it has none.
 
     Args:
         task: What is asked.
@@ -112,14 +101,17 @@ def resolve_answers(task: Task, tokenizer: Any) -> AnswerSet:
     """
     if task.answers == "vocabulary":
         return AnswerSet(task.answers, (), ())
-    end = task.prompt.rsplit("}", 1)[-1] or ":"
-    before = encode(tokenizer, "x" + end)
+    if task.answers == "classes":
+        return AnswerSet(task.answers, task.labels, tuple((number,) for number in range(len(task.labels))))
+    prompts, end = Prompts(task, tokenizer), task.prompt.rsplit("}", 1)[-1] or ":"
+    text = prompts.describe(task.before()) if task.is_chat else "x" + end
+    (before,) = prompts.encode([text])
     tokens = []
     labels_of: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for label in task.labels:
-        ids = encode(tokenizer, f"x{end} {label}")
+        (ids,) = prompts.encode([f"{text}{prompts.gap}{label}"])
         if ids[: len(before)] != before or len(ids) == len(before):
-            ids = before + list(tokenizer(f" {label}", add_special_tokens=False).input_ids)
+            ids = before + list(tokenizer(f"{prompts.gap}{label}", add_special_tokens=False).input_ids)
         tokens.append(tuple(ids[len(before) :][: 1 if task.answers == "tokens" else None]))
         labels_of[tokens[-1]].append(repr(label))
     same = "; ".join([" = ".join(labels) for labels in labels_of.values() if len(labels) > 1][:4])
@@ -164,6 +156,12 @@ class AnswerModel:
     def extra_tokens(self) -> int:
         """Tokens that an example needs beside its prompt."""
         return len(self.tree.tokens) if self.tree else 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether examples must be run one by one: DeBERTa shares what it computes of positions between them."""
+        settings: Any = self.model.network.config
+        return str(settings.model_type).startswith("deberta")
 
     def check_tree(self, prompt: Sequence[int]) -> None:
         """Compare a few suffixes behind a shared prompt with the same ones alone.
@@ -211,13 +209,76 @@ class AnswerModel:
         """
         if self._separate:
             return self._separate_suffixes(prompts)
-        ids, mask, places = self._pad(prompts)
+        if self.answers.kind == "classes":
+            return self._classes(prompts)
         if self.tree is not None:
+            ids, mask, places = self._pad(prompts)
             return self._suffix_tree(self.tree, ids, mask, places), places
-        logits = self._forward(ids, places[:, None], _unless_all(mask))[:, 0]
-        if self.answers.kind == "tokens":
-            logits = logits[:, [token for (token,) in self.answers.tokens]]
-        return logits.float(), places
+        logits, places = self._next_token(prompts)
+        return self._chosen(logits), places
+
+    def _chosen(self, logits: torch.Tensor) -> torch.Tensor:
+        """Answer logits [B, r], float32, of the logits [B, vocabulary] behind the prompts."""
+        tokens = [token for (token,) in self.answers.tokens] if self.answers.kind == "tokens" else slice(None)
+        return logits[:, tokens].float()
+
+    def logits_after(
+        self, prompts: Sequence[Sequence[int]], cache: Any, positions: Sequence[Sequence[int]], seen: Sequence[range]
+    ) -> torch.Tensor:
+        """Run the model on parts of prompts, the rest of which it has seen already. Not for suffixes.
+
+        Args:
+            prompts: Token ids of what is left of B prompts.
+            cache: Keys and values of what was seen, as transformers keeps them, for B sequences; those of `prompts` are
+                added.
+            positions: Where in its prompt each of the tokens stands, ascending.
+            seen: Positions of the cache that belong to each prompt; a token looks at those before its own.
+
+        Returns:
+            Answer logits z [B, r], float32.
+        """
+        ids, mask, places = self._pad(prompts)
+        where, _, _ = self._pad(positions)
+        width, device = ids.shape[1], ids.device
+        if cache.get_seq_length():  # padded on the left, so that all end at one place and the head runs there alone
+            shifted = (torch.arange(width, device=device) + places[:, None] + 1) % width
+            ids, where, mask = (part.gather(1, shifted) for part in (ids, where, mask))
+            places = torch.full_like(places, width - 1)
+        cached = torch.arange(cache.get_seq_length(), device=device)
+        first, last = torch.tensor([[own.start, own.stop] for own in seen], device=device).T[:, :, None, None]
+        before = (cached >= first) & (cached < last) & (cached < where[:, :, None])
+        own = torch.ones(width, width, dtype=torch.bool, device=device).tril() & mask[:, None, :]
+        own = own | torch.eye(width, dtype=torch.bool, device=device)
+        bias = self._bias(torch.cat([before, own], 2))
+        return self._chosen(self._forward(ids, places[:, None], bias, position_ids=where, past_key_values=cache)[:, 0])
+
+    def _bias(self, seen: torch.Tensor) -> torch.Tensor:
+        """What attention adds to its scores, [B, 1, T, S]: nothing where `seen` [B, T, S], or else the least number."""
+        dtype = next(self.model.network.parameters()).dtype
+        bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return bias.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+    @torch.no_grad()
+    def ask(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the model says, and whether it would have said it by itself.
+
+        Args:
+            prompts: Token ids of B prompts.
+
+        Returns:
+            Answer logits [B, r], and how much of the probability of all that may come next goes to the answers, [B].
+        """
+        tokens = self.answers.tokens
+        if self.answers.kind == "classes":  # there is nothing else that it may say
+            return self.logits(prompts)[0], torch.ones(len(prompts))
+        if self.answers.kind != "suffixes":
+            z = self._next_token(prompts)[0].float()
+            first = [ids[0] for ids in tokens] or slice(None)
+            return z[:, first], z.softmax(1)[:, first].sum(1)
+        z = self.logits(prompts)[0]
+        # what goes on as another answer does is in that one's probability already
+        alone = [not any(ids != other and ids[: len(other)] == other for other in tokens) for ids in tokens]
+        return z, z.exp()[:, alone].sum(1)
 
     def _pad(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Token ids and mask [B, T], padded on the right, and where each prompt's last token is."""
@@ -228,15 +289,37 @@ class AnswerModel:
         device = self.model.device
         return ids.to(device), mask.to(device), (lengths - 1).to(device)
 
+    def _next_token(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, vocabulary] of what comes next, and the places [B] of the prompts' last tokens."""
+        ids, mask, places = self._pad(prompts)
+        return self._forward(ids, places[:, None], _unless_all(mask))[:, 0], places
+
     def _forward(
-        self, ids: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None, **options: torch.Tensor
+        self, ids: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None, **options: Any
     ) -> torch.Tensor:
         """Logits [B, n, vocabulary] at `places` [B, n]; the head runs only where some example needs it."""
         if self._keeps_logits:
             needed, places = torch.unique(places, return_inverse=True)
             options["logits_to_keep"] = needed
-        logits: torch.Tensor = self.model.network(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
+        with fetching_again(self.model.network):
+            found = self.model.network(input_ids=ids, attention_mask=mask, use_cache=False, **options)
+        logits: torch.Tensor = found.logits.to(places.device)
         return logits.gather(1, places[:, :, None].expand(-1, -1, logits.shape[2]))
+
+    def _classes(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of the classes, and the places of the tokens that decide: first ones, or last of causal models."""
+        codes, mask, ends = self._pad(prompts)
+        network: Any = self.model.network
+        takes = inspect.signature(network.forward).parameters
+        # where there are no types in the text, a model's own default is right, whatever it does with zeros
+        typed = "token_type_ids" in takes and "token_type_ids" in self.model.tokenizer.model_input_names
+        types = {"token_type_ids": codes // SECOND} if typed else {}
+        # models find the last token, or positions, by what is no padding
+        ids = torch.where(mask, codes % SECOND, network.config.get_text_config().pad_token_id or 0)
+        with fetching_again(network):
+            logits = network(input_ids=ids, attention_mask=_unless_all(mask), **types).logits
+        places = ends if hasattr(network, "score") else torch.zeros_like(ends)
+        return logits[:, [number for (number,) in self.answers.tokens]].float(), places
 
     def _suffix_tree(self, tree: TokenTree, ids: torch.Tensor, mask: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """All suffixes behind one run of the prompt: a node sees the prompt, its ancestors and itself."""
@@ -252,11 +335,8 @@ class AnswerModel:
         seen[width:, width:] = ancestors
         itself = torch.eye(whole, dtype=torch.bool, device=device)  # so does padding: no row is empty
         seen = seen & F.pad(mask, (0, len(tokens)), value=True)[:, None, :] | itself
-        dtype = next(self.model.network.parameters()).dtype
-        bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
-
         places = torch.cat([ends[:, None], order[:, width:]], 1)
-        logits = self._forward(ids, places, bias[:, None], position_ids=positions).float()
+        logits = self._forward(ids, places, self._bias(seen), position_ids=positions).float()
         steps = [(answer, node, token) for answer, path in enumerate(tree.paths) for node, token in path]
         answer, node, token = torch.tensor(steps, device=device).T
         chosen = logits[:, node, token] - logits.logsumexp(2)[:, node]

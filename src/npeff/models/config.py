@@ -22,13 +22,22 @@ class ModelConfig:
     """Which model, where and in which precision."""
 
     model: str = EMBEDDED
-    """Hub id, local directory, GGUF file, or smollm2-135m (the embedded model)."""
+    """Hub id, local directory, GGUF file, or smollm2-135m (the embedded model); or an adapter that names its model."""
+    adapter: str | None = None
+    """PEFT adapter, a directory or Hub id. It is merged into the weights; --include '*lora*' uses its own matrices."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the weights and activations."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+    device_map: str | None = None
+    """auto: spread a model that is too large for one device over all GPUs, memory and disk. Or what lies where, as
+    JSON: '{"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk", ...}'."""
+    tensor_parallel: int | None = None
+    """Under torchrun: so many processes share each layer of one model; several such groups share the examples."""
+    quantise: Literal["bnb-8bit", "bnb-4bit", "torchao-int8", "torchao-int4"] | None = None
+    """Quantise the weights when they are loaded, with bitsandbytes or torchao; quantised checkpoints need no option."""
     include: tuple[str, ...] = ()
     """Parameter name patterns to use, as *.mlp.*; by default all but embeddings, norms and the head."""
     exclude: tuple[str, ...] = ()
@@ -49,7 +58,7 @@ class ModelOptions(ModelConfig):
 class ParamsConfig:
     """List which parameters of a model `npeff collect` uses and which it leaves out, with their sizes."""
 
-    common: ClassVar[tuple[str, ...]] = ("include", "exclude")
+    common: ClassVar[tuple[str, ...]] = ("adapter", "include", "exclude")
 
     model: tyro.conf.Positional[str]
     """Model, as --model of `npeff collect`."""

@@ -1,14 +1,12 @@
 """`npeff params`: which parameters of a model are selected."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import replace
 
 from npeff.models.config import ParamsConfig
 from npeff.models.load import load_model
-from npeff.models.select import Selection, select_parameters
+from npeff.models.select import Selection, parameter_sizes, select_parameters
 
 
 def params(config: ParamsConfig) -> Selection:
@@ -22,7 +20,7 @@ def params(config: ParamsConfig) -> Selection:
     """
     network = load_model(replace(config.options, model=config.model)).network
     selection = select_parameters(network, config.options.include, config.options.exclude)
-    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    sizes = parameter_sizes(network)
     whole, unselected = sum(sizes.values()), set(selection.left_out)
     for title, left_out in (("Selected", False), ("Left out", True)):
         groups: dict[str, list[int]] = defaultdict(list)

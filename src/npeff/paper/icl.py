@@ -122,7 +122,7 @@ def icl(config: IclConfig) -> Path:
     with only_one(directory):
         predictor = Predictor(prepare_run(run, config.device), config.batch_tokens)
         context = search(directory / "search.json", key, predictor, run, labels)
-        few_shot = predict_all(directory / "predictions.json", predictor, run, context.text)
+        few_shot = predict_all(directory / "predictions.json", predictor, run, (context.text, context.turns))
         result = _judge(run, decompositions, labels, few_shot, context, config)
         text = write_result(directory / "table", result, report(result), _draw)
     print(f"\n{text}\nin {directory}")
@@ -134,7 +134,7 @@ def _check(run: Run) -> None:
     task = run.manifest.task
     if not task.labels:
         raise UserError(f"{run.path} has the whole vocabulary as answers; npeff icl needs a task with labels.")
-    if task.prefix:
+    if task.prefix or any("assistant" in turn for turn in task.before[1]):
         raise UserError(f"{run.path} was collected behind a few-shot prefix; npeff icl needs a run without one.")
     if run.table["label"].null_count == len(run.table):
         raise UserError(f"{run.path} has no labels: without them neither contexts nor components can be judged.")

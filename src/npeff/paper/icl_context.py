@@ -20,7 +20,7 @@ from npeff.paper.config import IclConfig
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.tasks.data import Dataset
-from npeff.tasks.task import Task
+from npeff.tasks.task import Before, Task, Turns
 from npeff.utils.configs import read_record, write_record
 from npeff.utils.errors import UserError
 from npeff.utils.types import Array
@@ -38,6 +38,8 @@ class Key:
     """search.json: examples that each context is scored on."""
     context: str = ""
     """predictions.json: text of the context."""
+    turns: Turns = ()
+    """predictions.json: the context of a chat."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Context:
     """What stands before every prompt."""
     scores: list[float]
     """Accuracy behind each context that was tried."""
+    turns: Turns = ()
+    """What stands before every question of a chat."""
 
 
 class Predictor(AnswerModel):
@@ -77,11 +81,11 @@ class Predictor(AnswerModel):
         self._checked = False
         self._past: Any = None
 
-    def predict(self, context: str, examples: pa.Table) -> Array:
+    def predict(self, before: Before, examples: pa.Table) -> Array:
         """Predict examples behind a context.
 
         Args:
-            context: Text before every prompt.
+            before: The context: what stands before every question.
             examples: m rows of a run's table.
 
         Returns:
@@ -91,7 +95,7 @@ class Predictor(AnswerModel):
             UserError: A prompt with the context is too long for the model.
         """
         try:
-            return self._predict(tokenize(self.prepared, Dataset(examples, context)))
+            return self._predict(tokenize(self.prepared, Dataset(examples, *before)))
         except UserError as error:
             raise UserError(f"With the context of worked examples: {error} Or use fewer --shots.") from error
 
@@ -173,13 +177,13 @@ def draw(run: Run, labels: Array, config: IclConfig) -> Key:
     return Key(run.fingerprint, drawn, np.sort(shuffled[:scored]).tolist())
 
 
-def render(task: Task, table: pa.Table, examples: Sequence[int]) -> str:
+def render(task: Task, table: pa.Table, examples: Sequence[int]) -> Before:
     """The context of worked examples, in this order."""
     worked = []
     for row in table.take(list(examples)).to_pylist():
         fields = {name: row[FIELD + name] for name in task.fields}
-        worked.append(task.render_worked(row["text"], task.labels[row["label"]], fields))
-    return "".join(worked)
+        worked.append({"text": row["text"], "label": task.labels[row["label"]], **fields})
+    return task.before(worked)
 
 
 def search(path: Path, key: Key, predictor: Predictor, run: Run, labels: Array) -> Context:
@@ -196,33 +200,34 @@ def search(path: Path, key: Key, predictor: Predictor, run: Run, labels: Array) 
         The best context (of equally good ones the first), and the accuracy behind each.
     """
     kept = _resumed(path, key)
-    texts = [render(predictor.prepared.task, run.table, chosen) for chosen in key.sets]
+    contexts = [render(predictor.prepared.task, run.table, chosen) for chosen in key.sets]
     examples, truth, done = run.table.take(key.scored), labels[key.scored], len(kept.scores)
-    for text in tqdm(texts[done:], desc="Contexts", unit="set", initial=done, total=len(texts), disable=None):
-        kept.scores.append(float((predictor.predict(text, examples) == truth).mean()))
+    for before in tqdm(contexts[done:], desc="Contexts", unit="set", initial=done, total=len(contexts), disable=None):
+        kept.scores.append(float((predictor.predict(before, examples) == truth).mean()))
         write_record(path, kept, sealed=True)
     best = int(np.argmax(kept.scores))
-    return Context(key.sets[best], texts[best], kept.scores)
+    text, turns = contexts[best]
+    return Context(key.sets[best], text, kept.scores, turns)
 
 
-def predict_all(path: Path, predictor: Predictor, run: Run, context: str) -> Array:
+def predict_all(path: Path, predictor: Predictor, run: Run, before: Before) -> Array:
     """Predict all examples behind a context.
 
     Args:
         path: File that keeps the predictions; an earlier call with the same context continues.
         predictor: The run's model.
         run: The run.
-        context: Text of the context.
+        before: The context: what stands before every question.
 
     Returns:
         Answer numbers, int64 [m].
     """
-    kept = _resumed(path, Key(run.fingerprint, context=context))
+    kept = _resumed(path, Key(run.fingerprint, context=before[0], turns=before[1]))
     known, block = kept.predictions, run.manifest.shard_examples
     bar = tqdm(total=len(run.table), initial=len(known), desc="Behind the best context", unit="ex", disable=None)
     with bar:
         while len(known) < len(run.table):
-            predictions = predictor.predict(context, run.table.slice(len(known), block)).tolist()
+            predictions = predictor.predict(before, run.table.slice(len(known), block)).tolist()
             known += predictions
             write_record(path, kept, sealed=True)
             bar.update(len(predictions))

@@ -52,6 +52,9 @@ class PerturbConfig:
     """Name of the decomposition; the newest that `npeff decompose` has made if not given. `all`: one after another."""
     component: tuple[int, ...] = ()
     """Numbers of the components to perturb; without any, --count of them are drawn at random."""
+    group: tuple[int, ...] = ()
+    """Numbers of groups of components, as `npeff analyse` finds them, to perturb in place of components: along the
+    direction that their members share most, measured on the examples with the largest sums of their coefficients."""
     count: int = 8
     """How many components to draw, of those that enough examples use."""
     protocol: Protocol = "heldout"
@@ -74,7 +77,7 @@ class PerturbConfig:
     ridge: float | None = None
     """whiten: what is added to the mean Fisher; chosen on examples that carry no direction if not given."""
     carriers: float = 0.3
-    """whiten: share of the examples that carry the direction, which is solved for them; fewer lift faster."""
+    """whiten, reject: share of the examples that carry the direction, which is solved for them; fewer lift faster."""
     fidelity: float = 0.999
     """lift: use as few examples as give this cosine with the whole sum; 1 uses all. A whitened direction needs a high
     one, because leaving examples out undoes the cancellation between them."""
@@ -111,7 +114,7 @@ class PerturbConfig:
     sensing: SensingConfig = field(default_factory=SensingConfig)
 
     common: ClassVar[tuple[str, ...]] = (
-        *("component", "count", "decomposition", "direction", "protocol", "evaluate_on", "nulls", "target_kl"),
+        *("component", "group", "count", "decomposition", "direction", "protocol", "evaluate_on", "nulls", "target_kl"),
         *("top", "random", "elsewhere", "save", "perturbation", "overwrite", "device"),
     )
     renamed: ClassVar[dict[str, str]] = {"components": "component", "label": "perturbation"}
@@ -142,7 +145,9 @@ class PerturbConfig:
         given = self.perturbation
         if given is not None and (not given or Path(given).name != given or given[0] == "."):
             raise UserError(f"--perturbation {given!r} cannot be the name of a directory.")
-        if self.decomposition == ALL and (given is not None or self.component):
+        if self.component and self.group:
+            raise UserError("--component and --group have results of their own: give one of them at a time.")
+        if self.decomposition == ALL and (given is not None or self.component or self.group):
             raise UserError(
-                f"--decomposition {ALL} goes without --perturbation and --component, which are for a single one."
+                f"--decomposition {ALL} goes without --perturbation, --component, --group, which are for a single one."
             )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import torch
 import yaml
 
-from npeff.collect.session import Prepared
-from npeff.models.answers import encode_all
+from npeff.collect.batch import Collector
+from npeff.collect.config import DirectionsConfig
+from npeff.collect.session import Prepared, collect_prompts
+from npeff.models.answers import AnswerSet
+from npeff.models.prompts import Prompts, encode_all
+from npeff.tasks.data import Dataset
 from npeff.tasks.task import load_task
 from npeff.utils.errors import UserError
 
@@ -20,6 +27,9 @@ PASSAGE = 128
 MOST_TOKENS = 1024
 """Tokens of running text that are looked at: all log-probabilities of each are kept."""
 RUNNING_TEXT = "running text"
+BACKGROUND_POSITIONS, BACKGROUND_TOKENS, BACKGROUND_DRAWS = 96, 48, 2
+"""Positions of other running text whose Fishers directions should avoid, the tokens before each at most, and the next
+tokens that are drawn for each: a Fisher of the whole vocabulary has too many rows."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,34 @@ def read_passages(file: str | None) -> list[str]:
     return passages
 
 
+def background_rows(prepared: Prepared, seed: int) -> torch.Tensor:
+    """Fisher of next-token predictions on running text that is not measured, in the sketch of a run.
+
+    Args:
+        prepared: Model and sketch.
+        seed: Of the positions that are drawn.
+
+    Returns:
+        Rows T [n, p]: TᵀT estimates the mean Fisher of a position. A classifier predicts no tokens, and has none.
+    """
+    if prepared.model.classifies:
+        return torch.zeros(0, prepared.config.sketch.dim)
+    texts = yaml.safe_load(EMBEDDED.read_text(encoding="utf-8"))["background"]
+    generator = np.random.default_rng([seed, 5])
+    longest = min(BACKGROUND_TOKENS, prepared.model.context)
+    prefixes = []
+    for ids in itertools.islice(itertools.cycle(encode_all(prepared.model.tokenizer, texts)), BACKGROUND_POSITIONS):
+        end = int(generator.integers(1, len(ids) + 1))
+        prefixes.append(ids[max(0, end - longest) : end])
+    directions = DirectionsConfig(f"sampling:{BACKGROUND_DRAWS}")
+    config = replace(prepared.config, directions=directions, gradient=False, activation=False)
+    answers = AnswerSet("vocabulary", (), ())
+    collector = Collector(config, prepared.model, answers, prepared.selection, prepared.collector.sketch)
+    text = collect_prompts(replace(prepared, config=config, collector=collector), prefixes, [*range(len(prefixes))])
+    sizes = text["pef_norm"].double().repeat_interleave(text["rank"].long()) / len(prefixes)
+    return text["rows"].float() * sizes.sqrt().float()[:, None]
+
+
 class Elsewhere:
     """Next-token predictions of the model as it is when this is made, to compare others with."""
 
@@ -76,7 +114,9 @@ class Elsewhere:
         for name, texts in embedded.items():
             task = load_task(name)
             if task.prompt != prepared.task.prompt:
-                prompts = encode_all(prepared.model.tokenizer, [task.render(text) for text in texts])
+                task = replace(task, chat=prepared.task.is_chat)
+                writer = Prompts(task, prepared.model.tokenizer)
+                prompts = writer.encode(writer.write(Dataset(pa.table({"text": texts}))))
                 self._groups[name] = [(ids, len(ids) - 1) for ids in prompts if len(ids) <= prepared.model.context]
         self._groups = {name: pieces for name, pieces in self._groups.items() if pieces}
         self._before = {name: [self._predict(*piece) for piece in pieces] for name, pieces in self._groups.items()}

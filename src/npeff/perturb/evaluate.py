@@ -64,20 +64,34 @@ class Divergence:
         kl = (self._before.exp() * (self._before - after)).sum(1).clamp_min(0)
         return kl.nan_to_num(nan=math.inf, posinf=math.inf).numpy(), after.argmax(1).numpy()
 
-    def second_order(self, vector: Parameters) -> Array:
-        """KL per squared magnitude of an infinitesimal change along a vector: half the variance of Jv under p.
+    @property
+    def probabilities(self) -> torch.Tensor:
+        """Those of before, float64 [n, r]."""
+        return self._before.exp()
+
+    def derivatives(self, vector: Parameters) -> torch.Tensor:
+        """Derivatives Jv of the answer logits along a vector.
 
         Args:
             vector: Module name → [d_out, columns].
 
         Returns:
-            One value for each example, [n].
+            float64 [n, r].
         """
         with moving(self._modules, vector) as derivative:  # once for all batches: it may have to copy the vector
-            dz = self._outputs(lambda z: derivative(z).double())
-        p = self._before.exp()
-        mean = (p * dz).sum(1, keepdim=True)
-        variance: Array = (p * (dz - mean).square()).sum(1).numpy()
+            return self._outputs(lambda z: derivative(z).double())
+
+    def effects(self, dz: torch.Tensor) -> Array:
+        """KL per squared magnitude of an infinitesimal change of the logits: half the variance of dz under p.
+
+        Args:
+            dz: Derivatives of the answer logits, [n, r].
+
+        Returns:
+            One value for each example, [n].
+        """
+        mean = (self.probabilities * dz).sum(1, keepdim=True)
+        variance: Array = (self.probabilities * (dz - mean).square()).sum(1).numpy()
         return variance / 2
 
     def _log_probabilities(self) -> torch.Tensor:
@@ -342,7 +356,7 @@ class Evaluator:
         From exact derivatives: the sketch of a whitened vector underestimates its effect on examples that it was not
         whitened against.
         """
-        effects = {name: groups[name].second_order(vector) for name in ("top", "random")}
+        effects = {name: groups[name].effects(groups[name].derivatives(vector)) for name in ("top", "random")}
         self._bar.update(DERIVATIVE_COST * sum(map(len, effects.values())))
         return ratio(float(effects["top"].mean()), float(effects["random"][_others(groups["random"], ranked)].mean()))
 

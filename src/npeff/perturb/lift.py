@@ -17,7 +17,7 @@ from tqdm import tqdm
 from npeff.collect.capture import Capture
 from npeff.collect.directions import combine_to_predicted, make_directions, predicted, split_length
 from npeff.collect.session import Prepared
-from npeff.collect.sketch.base import with_bias
+from npeff.collect.sketch.base import Captured, by_matrix, with_bias
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Block, Blocks
 from npeff.decompose.solver import gram, inverse
@@ -316,8 +316,10 @@ class Lifter:
             for row in rows:
                 shares = mix[:, :, row].to(z.device, torch.float32)
 
-                def consumer(module: CapturedModule, delta: torch.Tensor, x: torch.Tensor) -> None:
-                    _add_products(module, delta, x, shares, totals[module.name])  # noqa: B023 - used up in this turn
+                def consumer(module: Captured, delta: torch.Tensor, x: torch.Tensor) -> None:
+                    for each, outputs, inputs in by_matrix(module, delta, x):
+                        total = totals[each.name]
+                        _add_products(each, outputs, inputs, shares, total)  # noqa: B023 - used up in this turn
 
                 capture.backward(z, V[:, row].float(), consumer, keep_graph=row != rows[-1])
 
@@ -361,8 +363,8 @@ def _add_products(
 ) -> None:
     """Total [J, d_out, columns] += Σ_b shares_jb Σ_t δ_bt x_btᵀ; delta [B, T, d_out], x [B, T, d_in], shares [J, B]."""
     J, d_out, columns = total.shape
-    inputs = with_bias(module, x).float()
-    outputs = delta.float()
+    inputs = with_bias(module, x).to(total.device, torch.float32)
+    outputs = delta.to(total.device, torch.float32)
     if bool((shares != 0).all()):  # one large product is faster than J small ones
         weighted = (outputs[:, :, None] * shares.T[:, None, :, None]).reshape(-1, J * d_out)
         total.view(J * d_out, columns).addmm_(weighted.T, inputs.reshape(-1, columns))

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
+from npeff.analyse.groups import group_scores, groups
 from npeff.analyse.ranking import top_examples
 from npeff.decompose.base import Decomposition, Order
 from npeff.perturb.lift import check_component
@@ -114,9 +116,11 @@ class Plan:
     test: Part
     """Examples that are measured."""
     scores: Mapping[Order, Array]
-    """Scores of all examples of `run` for every order, [m, C]."""
+    """Scores of all examples of `run` for every order, [m, C], or [m, groups]."""
     components: list[int]
-    """Numbers of the components, ascending."""
+    """Numbers of the components, ascending; of the groups where groups take their place."""
+    members: list[list[int]]
+    """The components that each of them is made of: itself alone, or the members of a group."""
 
     def component(self, number: int) -> Subject:
         """A component with its examples."""
@@ -151,6 +155,7 @@ def make_plan(
     seed: int,
     protocol: str = "heldout",
     evaluate_on: Run | None = None,
+    grouped: bool = False,
 ) -> Plan:
     """Choose components and examples. The parts and their random examples do not depend on the components.
 
@@ -164,6 +169,7 @@ def make_plan(
         seed: Seed of what is drawn.
         protocol: heldout or paper.
         evaluate_on: Another run, collected with the same model and sketch, to take the held-out examples from.
+        grouped: Whether groups of components, with numbers of their own, take the place of components.
 
     Returns:
         The plan.
@@ -199,10 +205,15 @@ def make_plan(
                 f"{round(FEWEST / MOST_TOP / TUNE)}."
             )
         tune, test = parts
-    scores = {order: decomposition.scores(order, coefficients).float().cpu().numpy() for order in decomposition.orders}
-    plan = Plan(protocol, evaluate_on or run, fit, tune, test, scores, [])
-    chosen = _choose(plan, decomposition, components, count, seed)
-    return Plan(protocol, plan.run, fit, tune, test, scores, chosen)
+    members = [[j] for j in range(coefficients.shape[1])]
+    scores = {order: decomposition.scores(order, coefficients).float().cpu() for order in decomposition.orders}
+    if grouped:
+        members = [group.members for group in groups(decomposition)]
+        sums = [group_scores(coefficients.float(), each) for each in members]
+        scores = {decomposition.orders[-1]: torch.stack(sums, dim=1) if sums else coefficients[:, :0]}
+    arrays = {order: values.numpy() for order, values in scores.items()}
+    plan = Plan(protocol, evaluate_on or run, fit, tune, test, arrays, [], members)
+    return replace(plan, components=_choose(plan, decomposition, components, count, seed))
 
 
 def _part(examples: Array, top: int, random: int, generator: np.random.Generator) -> Part:
@@ -238,14 +249,20 @@ def _choose(plan: Plan, decomposition: Decomposition, components: Sequence[int],
 
     chosen = list(dict.fromkeys(components))
     for number in chosen:
-        check_component(decomposition, number)
+        if plan.members == [[j] for j in range(len(decomposition.components))]:
+            check_component(decomposition, number)
+        elif not 0 <= number < len(plan.members):
+            have = (
+                f"the decomposition has 0 to {len(plan.members) - 1}" if plan.members else "the decomposition has none"
+            )
+            raise UserError(f"There is no group {number}: {have}. `npeff analyse` lists them.")
         if plan.protocol != "paper" and used(number) < least:
             raise UserError(
                 f"Component {number} is used by fewer than {least} of the {len(plan.tune.examples)} examples to choose "
                 f"on or of the {len(plan.test.examples)} to measure: too few to tell. Hold out more examples."
             )
     if not chosen:
-        shuffled = np.random.default_rng([seed, 0]).permutation(len(decomposition.components)).tolist()
+        shuffled = np.random.default_rng([seed, 0]).permutation(len(plan.members)).tolist()
         chosen = list(itertools.islice((number for number in shuffled if used(number) >= least), count))
         if not chosen:
             raise UserError(

@@ -189,11 +189,11 @@ def chance_limit(best: Outcome, null: Null | None) -> float | None:
     return max(limits, default=None)
 
 
-def in_words(record: ComponentRecord) -> str:
-    """A component's outcome in a line."""
+def in_words(record: ComponentRecord, what: str = "component") -> str:
+    """The outcome of a component, or of what took its place, in a line."""
     best = record.best
     return (
-        f"component {record.component}: KL ratio {best.ratio:.3g}{_between(best.interval)} (top {best.top_kl:.3g}, "
+        f"{what} {record.component}: KL ratio {best.ratio:.3g}{_between(best.interval)} (top {best.top_kl:.3g}, "
         f"random {best.random_kl:.3g}) at length {best.magnitude:.3g}, fidelity {record.fidelity:.3f}"
     )
 
@@ -202,7 +202,8 @@ def in_words(record: ComponentRecord) -> str:
 
 _NOT_IDENTITY_OF_0_1 = ("run", "label", "overwrite", "device", "memory_gb", "predict")
 _NOT_SETTINGS = (
-    *("run", "perturbation", "overwrite", "device", "memory_gb", "component", "count", "nulls", "evaluate_on"),
+    *("run", "perturbation", "overwrite", "device", "memory_gb", "component", "group", "count", "nulls"),
+    "evaluate_on",
     *("predict", "ranks", "curve", "save", "adapter_share", "adapter_rank"),
 )
 """Options that say which components to measure, where, how fast and what comes with it; not what the results are."""
@@ -237,7 +238,8 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Options that results depend on, with their names of today."""
     named = {PerturbConfig.renamed.get(name, name): value for name, value in config.items()}
     named = {"background_rows": 4096, **named, "sensing": {**_FIXED, **config.get("sensing", {})}}
-    return {name: value for name, value in named.items() if name not in _NOT_SETTINGS}
+    settings = {name: value for name, value in named.items() if name not in _NOT_SETTINGS}
+    return settings | ({"group": "some"} if named.get("group") else {})  # groups and components are not mixed
 
 
 def differences(

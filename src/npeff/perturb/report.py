@@ -132,7 +132,8 @@ def _draw_places(path: Path, records: Sequence[ComponentRecord]) -> None:
         axes = figure.add_subplot(rows, columns, number + 1)
         image = axes.imshow(shares, aspect="auto", cmap="viridis", vmin=0)
         axes.set_title(f"component {record.component}", fontsize="small")
-        axes.set_xticks(range(len(kinds)), [kind.split(".")[-1] for kind in kinds], rotation=90, fontsize="x-small")
+        names = [kind.removesuffix(".*").split(".")[-1] for kind in kinds]
+        axes.set_xticks(range(len(kinds)), names, rotation=90, fontsize="x-small")
         shown = range(0, len(layers), max(1, len(layers) // 6))
         axes.set_yticks(shown, [str(layers[place]) for place in shown])
         axes.set_ylabel("layer")

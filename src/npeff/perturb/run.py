@@ -13,12 +13,12 @@ from tqdm import tqdm
 
 from npeff.collect.identity import PLACES
 from npeff.collect.identity import differences as identity_differences
-from npeff.collect.session import prepare_run, read_prompts
+from npeff.collect.session import prepare_run, prepare_to_edit, read_prompts
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
 from npeff.perturb import report
 from npeff.perturb.config import ALL, PerturbConfig
-from npeff.perturb.elsewhere import Elsewhere, read_passages
+from npeff.perturb.elsewhere import Elsewhere, background_rows, read_passages
 from npeff.perturb.evaluate import Evaluator
 from npeff.perturb.lift import LIFTABLE_METHODS, Lifter, Parameters, check_method, scale_to_unit, truncate
 from npeff.perturb.protocol import Plan, Subject, make_plan
@@ -34,7 +34,7 @@ from npeff.perturb.records import (
     record_path,
 )
 from npeff.perturb.sensing import Scaled, check_sketch, sense
-from npeff.perturb.weights import save_change
+from npeff.perturb.weights import check_saving, save_change
 from npeff.perturb.where import find_places, largest_entries
 from npeff.perturb.whitening import DirectionMaker, Notes
 from npeff.store.layout import PERTURBATIONS, choose_decomposition, decomposition_names
@@ -98,11 +98,12 @@ def _open_evaluated(run: Run, path: str | None) -> Run | None:
 def _perturb_one(run: Run, config: PerturbConfig, evaluated: Run | None, passages: list[str]) -> Results:
     decomposition = open_decomposition(run, config.decomposition)
     check_method(decomposition)
-    name = config.perturbation or f"{config.decomposition}-{config.direction}-{config.way}-{config.protocol}"
+    whose = f"{config.decomposition}-groups" if config.group else config.decomposition
+    name = config.perturbation or f"{whose}-{config.direction}-{config.way}-{config.protocol}"
     folder = run.path / PERTURBATIONS / name
     run.source(decomposition.kind)  # a run without its rows cannot be lifted from: that is told first
-    who = (config.component, config.count, config.top, config.random, config.seed, config.protocol)
-    plan = make_plan(run, decomposition, *who, evaluated)
+    who = (config.group or config.component, config.count, config.top, config.random, config.seed, config.protocol)
+    plan = make_plan(run, decomposition, *who, evaluated, grouped=bool(config.group))
     with only_one(folder):
         key = _start(folder, run, decomposition, plan, config)
         chosen = folder / "notes.json"
@@ -124,7 +125,7 @@ def _perturb_one(run: Run, config: PerturbConfig, evaluated: Run | None, passage
                 records[new.kind, new.component] = new
                 write_record(record_path(folder, new.kind, new.component), new, sealed=True)
                 if new.kind == "component":
-                    tqdm.write(in_words(new))
+                    tqdm.write(in_words(new, "group" if config.group else "component"))
         results = report.write_results(folder, list(records.values()), notes, key, plan)
     print(f"{results.summary.in_words()}\nin {folder}")
     return results
@@ -147,8 +148,9 @@ def _start(folder: Path, run: Run, decomposition: Decomposition, plan: Plan, con
         for file in (*folder.glob("components/[!.]*.json"), *folder.glob("nulls/[!.]*.json"), folder / "notes.json"):
             file.unlink(missing_ok=True)
     else:
-        components |= set(old.config["component"])
-    values = to_dict(replace(config, component=tuple(sorted(components))))
+        components |= set(old.config["group" if config.group else "component"])
+    numbers = tuple(sorted(components))
+    values = to_dict(replace(config, group=numbers) if config.group else replace(config, component=numbers))
     write_record(path, Made(__version__, "perturb", values, key, evaluated), sealed=True)
     return key
 
@@ -190,14 +192,17 @@ class _Session:
     ) -> None:
         self.run, self.plan, self.config, self.folder = run, plan, config, folder
         how = (config.direction, config.threshold, config.ridge, config.carriers, config.seed)
-        self.directions = DirectionMaker(run, decomposition, plan, *how)
-        self.prepared = prepare_run(run, config.device)
+        self.prepared = prepare_to_edit(run, config.device)
+        check_saving(config.save, self.prepared)
+        text = background_rows(self.prepared, config.seed) if config.direction == "whiten" else None
+        self.directions = DirectionMaker(run, decomposition, plan, *how, text)
         self.prompts = read_prompts(run, self.prepared)
         evaluated, prompts = self.prepared, self.prompts
         if config.evaluate_on:
             evaluated = prepare_run(plan.run, config.device, self.prepared.model)
             prompts = read_prompts(plan.run, evaluated)
-        self.evaluator = Evaluator(plan, evaluated, prompts, Elsewhere(self.prepared, passages))
+        elsewhere = None if self.prepared.model.classifies else Elsewhere(self.prepared, passages)
+        self.evaluator = Evaluator(plan, evaluated, prompts, elsewhere)
         self.chunk = decomposition.config.chunk
 
     def _print_estimate(self, subjects: list[Subject], lifting: int | None) -> None:

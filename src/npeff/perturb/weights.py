@@ -15,6 +15,7 @@ from torch.autograd import forward_ad as _forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from npeff.collect.session import Prepared
+from npeff.models.experts import computing_experts, is_router
 from npeff.models.select import CapturedModule
 from npeff.perturb.lift import Parameters, norm
 from npeff.perturb.where import low_rank
@@ -36,7 +37,7 @@ class EditedWeights:
 
     def __init__(self, modules: Iterable[CapturedModule]) -> None:
         self.modules = {module.name: module for module in modules}
-        self._originals: dict[str, torch.Tensor] = {}
+        self._originals: dict[tuple[str, str], torch.Tensor] = {}
 
     def __enter__(self) -> EditedWeights:
         self._originals = {name: tensor.detach().clone() for name, tensor in self._parameters()}
@@ -57,7 +58,7 @@ class EditedWeights:
             ValueError: A part of the vector has another shape than its parameter.
         """
         changes = {
-            name: change
+            (module, name): change
             for module, matrix in vector.items()
             for name, change in self.modules[module].unpack(matrix).items()
         }
@@ -65,7 +66,7 @@ class EditedWeights:
             for name, parameter in self._parameters():
                 original = self._originals[name]
                 if name in changes and changes[name].shape != original.shape:
-                    raise ValueError(f"{name} has shape {tuple(original.shape)}, not {tuple(changes[name].shape)}")
+                    raise ValueError(f"{name[1]} has shape {tuple(original.shape)}, not {tuple(changes[name].shape)}")
                 if name not in changes:
                     parameter.copy_(original)
                 elif parameter.dtype == torch.float32:
@@ -77,16 +78,15 @@ class EditedWeights:
         """Put the original parameters back."""
         self.add({}, 0.0)
 
-    def _parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Name and tensor of every parameter that a vector can change."""
+    def _parameters(self) -> Iterable[tuple[tuple[str, str], torch.Tensor]]:
+        """Everything that a vector can change: names of matrix and parameter, and what of the parameter it is."""
         for module in self.modules.values():
-            for kind in ("weight", "bias"):
-                if getattr(module, kind):
-                    yield f"{module.name}.{kind}", getattr(module.module, kind)
+            for name, attribute in module.parameters.items():
+                yield (module.name, name), module.part(getattr(module.module, attribute))
 
 
 @contextlib.contextmanager
-def moving(modules: Iterable[CapturedModule], vector: Parameters) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+def moving(modules: Sequence[CapturedModule], vector: Parameters) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
     """Inside, whatever the model computes carries its derivative along a change of the parameters.
 
     with moving(selection.modules, vector) as derivative:
@@ -102,21 +102,45 @@ def moving(modules: Iterable[CapturedModule], vector: Parameters) -> Iterator[Ca
         A function that gives the derivative of a tensor, in its own shape.
     """
     held: list[tuple[torch.nn.Module, str, torch.nn.Parameter | None]] = []
+    experts = [module.module for module in modules if module.expert is not None]
     try:
-        # only the plain form of attention can be differentiated forwards
-        with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
-            for module in modules:
-                parts = module.unpack(vector[module.name]) if module.name in vector else {}
-                for name, part in parts.items():
-                    kind = name.rpartition(".")[2]
-                    parameter = getattr(module.module, kind)
-                    held.append((module.module, kind, parameter))
-                    # not by assignment, which takes nothing but a Parameter, and that would lose the derivative
-                    module.module._parameters[kind] = forward_ad.make_dual(parameter.detach(), part.to(parameter))
+        # only the plain form of attention and of experts can be differentiated forwards
+        with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH), computing_experts(experts, None):
+            for owner, attribute, change in by_parameter(modules, vector).values():
+                parameter = getattr(owner, attribute)
+                held.append((owner, attribute, parameter))
+                # not by assignment, which takes nothing but a Parameter, and that would lose the derivative
+                owner._parameters[attribute] = forward_ad.make_dual(parameter.detach(), change.to(parameter))
             yield _derivative
     finally:
         for owner, kind, before in held:
             owner._parameters[kind] = before
+
+
+def by_parameter(
+    modules: Iterable[CapturedModule], vector: Parameters
+) -> dict[str, tuple[torch.nn.Module, str, torch.Tensor]]:
+    """Put a vector of matrices together to a vector of parameters.
+
+    Args:
+        modules: The matrices that the vector may change.
+        vector: Module name → [d_out, columns].
+
+    Returns:
+        Name of each parameter that changes → its module, what that calls it, and the change in the parameter's shape.
+    """
+    found: dict[str, tuple[torch.nn.Module, str, torch.Tensor]] = {}
+    for module in modules:
+        parts = module.unpack(vector[module.name]) if module.name in vector else {}
+        for name, part in parts.items():
+            attribute = module.parameters[name]
+            if module.expert is not None:  # the others' parts are in the same parameter
+                shape = getattr(module.module, attribute).shape
+                whole = found[name][2] if name in found else part.new_zeros(shape)
+                whole[module.expert] = part
+                part = whole
+            found[name] = (module.module, attribute, part)
+    return found
 
 
 def _derivative(value: torch.Tensor) -> torch.Tensor:
@@ -139,6 +163,23 @@ class Saved:
     """Of an adapter: share of the change's squared length that it keeps."""
     share: float | None = None
     """Of an adapter: share of each matrix's squared length that was asked for."""
+
+
+def check_saving(kind: str, prepared: Prepared) -> None:
+    """Say at once that a change cannot be written as it is asked for.
+
+    Args:
+        kind: nothing, delta, adapter or model.
+        prepared: The model that it is a change of.
+
+    Raises:
+        UserError: An adapter is on that model, which the change would have to go on top of.
+    """
+    adapter, layers = prepared.model.config.adapter, dict(prepared.model.network.named_parameters())
+    if adapter and (kind == "adapter" or (kind == "model" and any(".base_layer." in name for name in layers))):
+        raise UserError(
+            f"The run's model has the adapter {adapter} on it, so --save {kind} fits no model. Use --save delta."
+        )
 
 
 def save_change(
@@ -176,8 +217,8 @@ def save_change(
             building.rename(folder / name)
         return Saved(name)
     if kind == "delta":
-        parts = {name: part for module in modules for name, part in module.unpack(vector[module.name]).items()}
-        tensors = {name: (part * scale).cpu().contiguous() for name, part in parts.items()}
+        parts = by_parameter(modules, vector)
+        tensors = {name: (part * scale).cpu().contiguous() for name, (_, _, part) in parts.items()}
         with whole_file(folder / f"{name}.safetensors") as temporary:
             save_file(tensors, temporary, metadata={"what": "add to the parameters of the model"})
         return Saved(f"{name}.safetensors")
@@ -203,7 +244,7 @@ def save_adapter(
         The largest rank, and the share of the whole vector's squared length that the adapter keeps.
 
     Raises:
-        UserError: A matrix would need more than `LARGEST_RANK`.
+        UserError: A matrix would need more than `LARGEST_RANK`, or is not that of a linear layer.
     """
     tensors: dict[str, torch.Tensor] = {}
     ranks: dict[str, int] = {}
@@ -214,6 +255,8 @@ def save_adapter(
         energy = float(weight.double().square().sum())
         if not module.weight or energy == 0:
             continue
+        if module.expert is not None or is_router(module.module):
+            raise UserError(f"No adapter can hold a change of {module.name}. Save the delta instead.")
         B, A, kept = low_rank(weight * scale, share)
         if A.shape[0] > LARGEST_RANK:
             raise UserError(

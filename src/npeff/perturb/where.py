@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -80,8 +81,8 @@ def _rank_shares(matrix: torch.Tensor, energy: float) -> dict[str, float]:
     return {str(rank): min(1.0, float(values[:rank].sum()) / energy) for rank in RANKS}
 
 
-def by_layer_and_kind(places: list[Place]) -> tuple[list[int], list[str], list[list[float]]]:
-    """Sum the shares of places by layer and kind.
+def by_layer_and_kind(places: Sequence[Place]) -> tuple[list[int], list[str], list[list[float]]]:
+    """Sum the shares of places by layer and kind; the experts of a layer are put together.
 
     Args:
         places: Parts of one vector.
@@ -90,10 +91,11 @@ def by_layer_and_kind(places: list[Place]) -> tuple[list[int], list[str], list[l
         Layers, kinds, and the share of each pair, [layers][kinds].
     """
     layers = sorted({place.layer for place in places})
-    kinds = list(dict.fromkeys(place.kind for place in places))
+    kind_of = [re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place.kind) for place in places]
+    kinds = list(dict.fromkeys(kind_of))
     shares = [[0.0] * len(kinds) for _ in layers]
-    for place in places:
-        shares[layers.index(place.layer)][kinds.index(place.kind)] += place.share
+    for place, kind in zip(places, kind_of, strict=True):
+        shares[layers.index(place.layer)][kinds.index(kind)] += place.share
     return layers, kinds, shares
 
 
@@ -120,9 +122,10 @@ def largest_entries(selection: Selection, vector: Parameters, count: int = 20) -
 def _entry_name(module: CapturedModule, place: int) -> tuple[str, list[int]]:
     """Parameter and index of an entry of the module's flattened matrix."""
     row, column = divmod(place, module.shape[1])
+    names, expert = list(module.parameters), [] if module.expert is None else [module.expert]
     if module.bias and column == module.shape[1] - 1:
-        return f"{module.name}.bias", [row]
-    return f"{module.name}.weight", [column, row] if module.transposed else [row, column]
+        return names[-1], [*expert, row]
+    return names[0], [*expert, *([column, row] if module.transposed else [row, column])]
 
 
 def low_rank(matrix: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,13 +11,14 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from npeff.analyse.groups import group_mix, group_scores
 from npeff.decompose.base import Decomposition
 from npeff.decompose.solver import gram
 from npeff.perturb.config import Direction
 from npeff.perturb.lift import RowSums, component_sums, example_sizes, fitted_coefficients, group_sum
 from npeff.perturb.protocol import Plan, Subject
 from npeff.perturb.statistics import ratio
-from npeff.store.rows import SubsetRows
+from npeff.store.rows import RowSource, SubsetRows
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from npeff.utils.types import Array
@@ -25,12 +27,16 @@ RIDGES = tuple(10.0 ** (power / 2) for power in range(-10, -2))
 """Ridges that are tried, as shares of the largest eigenvalue of the mean Fisher."""
 JITTER = 1e-9
 """Added to a diagonal, as a share of its mean: rows may depend on each other."""
+CARRIED_RIDGE = 1e-6
+"""The same where carriers come as close as they can to a sum: rows of alike examples should not cancel each other."""
 BACKGROUND_ROWS = 4096
 """Most Fisher rows of a background."""
 TRIED = 12
 """Components that a ridge is chosen with; which ones does not depend on those that are perturbed."""
-GOOD = 0.9
-"""Share of the best ratio that a larger ridge must reach to be preferred."""
+GOOD = 0.55
+"""Share of the best ratio that a larger ridge must reach to be preferred. In the model large ridges lose less than the
+sketch says, since shorter changes stay where second order holds, and they halve the damage elsewhere (docs/perturb.md).
+"""
 USES = 0.1
 """An example uses a component if its coefficient is at least this share of the component's largest."""
 MOST_USERS = 0.25
@@ -57,6 +63,8 @@ class Notes:
     """whiten: the ridges that were tried; empty if the ridge was given."""
     background_examples: int | None = None
     """whiten: examples of the mean Fisher, without the users of a component."""
+    background_text: int = 0
+    """whiten: Fisher rows of running text beside them."""
     key: str | None = None
     """Which settings of which run and decomposition this belongs to."""
 
@@ -124,14 +132,19 @@ def read_fishers(run: Run, examples: Array) -> FisherRows:
     """
     source = run.source("fisher")
     examples = np.sort(np.asarray(examples, dtype=np.int64))
-    ranks = source.ranks[examples]
-    starts = (np.cumsum(source.ranks) - source.ranks)[examples]
-    owner = np.repeat(np.arange(len(examples)), ranks)
-    places = starts[owner] + np.arange(len(owner)) - (np.cumsum(ranks) - ranks)[owner]
+    owner, places = _rows_of(source, examples)
     norms = torch.from_numpy(run.table["pef_norm"].to_numpy().astype(np.float64))
     scales = norms[torch.from_numpy(examples)].sqrt()[torch.from_numpy(owner)]
     rows = SubsetRows(source, examples).read(0, len(examples))
     return FisherRows(examples, owner, places, scales, rows * scales[:, None].float())
+
+
+def _rows_of(source: RowSource, examples: Array) -> tuple[Array, Array]:
+    """Owners (positions in `examples`, which ascend) and places of the rows of some examples, both [R]."""
+    ranks = source.ranks[examples]
+    starts = (np.cumsum(source.ranks) - source.ranks)[examples]
+    owner = np.repeat(np.arange(len(examples)), ranks)
+    return owner, starts[owner] + np.arange(len(owner)) - (np.cumsum(ranks) - ranks)[owner]
 
 
 def whiten(gram: torch.Tensor, products: torch.Tensor, examples: int, ridge: float) -> torch.Tensor:
@@ -199,23 +212,72 @@ def read_background(run: Run, fit: Array, seed: int) -> FisherRows:
     return read_fishers(run, shuffled[np.cumsum(ranks) <= BACKGROUND_ROWS])
 
 
-def users(decomposition: Decomposition, component: int) -> Array:
-    """Fitted examples that use a component; they do not belong to what its direction should leave alone.
+def users(decomposition: Decomposition, members: list[int]) -> Array:
+    """Fitted examples that use a component or a group; they do not belong to what its direction should leave alone.
 
     Args:
         decomposition: A decomposition.
-        component: Number of the component.
+        members: Number of the component, or of the group's components.
 
     Returns:
         Their numbers, ascending.
     """
-    sizes = fitted_coefficients(decomposition)[:, component].abs().numpy()
+    sizes = group_scores(fitted_coefficients(decomposition), members).numpy()
     order = np.argsort(-sizes, kind="stable")[: int(MOST_USERS * len(sizes))]
     return np.sort(order[sizes[order] >= max(USES * sizes.max(), 1e-30)])
 
 
+@dataclass(frozen=True)
+class Background:
+    """What directions should leave alone: fitted examples, and running text."""
+
+    task: FisherRows
+    """Rows of fitted examples."""
+    text: torch.Tensor
+    """T [n, p], for which TᵀT is the mean Fisher of a position of running text; no rows if text does not count."""
+
+    @functools.cached_property
+    def products(self) -> torch.Tensor:
+        """Inner products of all rows, those of running text last, float64."""
+        rows = torch.cat([self.task.rows, self.text])
+        return (rows @ rows.T).double()
+
+    def without(self, examples: Array) -> Shown:
+        """The background of a direction that some examples use.
+
+        Args:
+            examples: Numbers of these examples, which do not belong to it.
+
+        Returns:
+            What is left, with the running text.
+        """
+        inside = ~np.isin(self.task.examples, examples)
+        keep = self.task.part(inside)
+        text = torch.arange(len(self.text)) + len(self.task.rows)
+        count = int(inside.sum())
+        scales = torch.cat([torch.ones(len(keep)), torch.full((len(text),), float(count) ** 0.5)])
+        every = torch.cat([keep, text])
+        rows = torch.cat([self.task.rows[keep], self.text * float(count) ** 0.5])
+        gram = self.products[every][:, every] * scales[:, None] * scales
+        return Shown(keep, rows, gram, count)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A background without the users of one component."""
+
+    keep: torch.Tensor
+    """Positions of its task rows among those of the whole background, [K]."""
+    rows: torch.Tensor
+    """G [R, p], the task rows first: GᵀG ÷ `examples` is the mean Fisher of an example plus that of a text position."""
+    gram: torch.Tensor
+    """GGᵀ, float64 [R, R]."""
+    examples: int
+    """How many examples the task rows belong to."""
+
+
 def choose_ridge(
-    background: FisherRows,
+    background: Background,
     outside: Sequence[Array],
     vectors: torch.Tensor,
     tops: Sequence[FisherRows],
@@ -227,7 +289,7 @@ def choose_ridge(
     they change less that nobody has measured.
 
     Args:
-        background: Rows of the mean Fisher.
+        background: What directions should leave alone.
         outside: For each vector, the examples that do not belong to its background.
         vectors: Components to whiten, [J, p].
         tops: For each vector, the rows of its top examples among those that choices are made on.
@@ -236,17 +298,17 @@ def choose_ridge(
     Returns:
         The ridge, and all that were tried.
     """
-    products = (background.rows @ background.rows.T).double()
-    largest = float(torch.linalg.eigvalsh(products)[-1]) / len(background.examples)
+    task = len(background.task.rows)
+    largest = float(torch.linalg.eigvalsh(background.products[:task, :task])[-1]) / len(background.task.examples)
     logs = np.zeros((len(RIDGES), len(vectors)))
     for j, (without, h, top) in enumerate(zip(outside, vectors, tops, strict=True)):
-        keep = background.part(~np.isin(background.examples, without))
-        G, count = background.rows[keep], len(np.unique(background.owner[keep.numpy()]))
+        shown = background.without(without)
         others = rest.rows[rest.part(~np.isin(rest.examples, top.examples))]
         beside = len(np.setdiff1d(rest.examples, top.examples))
         for place, share in enumerate(RIDGES):
-            a = whiten(products[keep][:, keep], (G @ h[:, None]).double(), count, share * largest)[:, 0]
-            white = h - a.float() @ G
+            products = (shown.rows @ h[:, None]).double()
+            a = whiten(shown.gram, products, shown.examples, share * largest)[:, 0]
+            white = h - a.float() @ shown.rows
             effects = [float((rows @ white).double().square().sum()) for rows in (top.rows, others)]
             logs[place, j] = np.log(ratio(effects[0] / len(top.examples), effects[1] / beside))
     trials = [RidgeTrial(share * largest, float(np.exp(log))) for share, log in zip(RIDGES, logs.mean(1), strict=True)]
@@ -255,45 +317,69 @@ def choose_ridge(
 
 
 def whiten_sums(
-    run: Run, sums: RowSums, background: FisherRows, outside: Sequence[Array], ridge: float, carriers: float
+    run: Run, sums: RowSums, background: Background, outside: Sequence[Array], ridge: float, carriers: float
 ) -> RowSums:
     """Whiten vectors, and solve for them again within the span of those examples that weigh most in the result.
 
     Args:
         run: The run.
         sums: J vectors.
-        background: Rows of the mean Fisher.
+        background: What they should leave alone.
         outside: For each vector, the examples that do not belong to its background.
         ridge: What is added to the mean Fisher.
-        carriers: Share of the examples that may carry a vector; 1 takes the first solution, which all of them carry.
+        carriers: Share of the examples that may carry a vector. Rows of running text never do.
 
     Returns:
         The whitened vectors, as sums of rows.
     """
-    products = (background.rows @ background.rows.T).double()
-    vectors = sums.vectors.clone()
+    vectors, task = sums.vectors.clone(), background.task
     weights = {kind: values.clone() for kind, values in sums.weights.items()}
     fisher = weights.setdefault("fisher", torch.zeros(len(vectors), int(run.source("fisher").ranks.sum())))
-    inside = [~np.isin(background.examples, without) for without in outside]
-    for j, mask in enumerate(inside):
-        keep = background.part(mask)
-        G = background.rows[keep]
-        on_vector = (G @ sums.vectors[j, :, None]).double()
-        a = whiten(products[keep][:, keep], on_vector, int(mask.sum()), ridge)[:, 0]
-        vectors[j] -= a.float() @ G
-        fisher[j, background.places[keep.numpy()]] -= (a * background.scales[keep]).float()
+    for j, without in enumerate(outside):
+        shown = background.without(without)
+        on_vector = (shown.rows @ sums.vectors[j, :, None]).double()
+        a = whiten(shown.gram, on_vector, shown.examples, ridge)[:, 0]
+        vectors[j] -= a.float() @ shown.rows
+        fisher[j, task.places[shown.keep.numpy()]] -= (a[: len(shown.keep)] * task.scales[shown.keep]).float()
     whole = RowSums(vectors, weights)
-    if carriers >= 1:
+    if carriers >= 1 and not len(background.text):
         return whole
     sizes = example_sizes(whole, {kind: run.source(kind) for kind in weights})
     carried = RowSums(torch.zeros_like(vectors), {"fisher": torch.zeros_like(fisher)})
-    for j, (mask, without) in enumerate(zip(inside, outside, strict=True)):
-        allowed = np.union1d(background.examples, without)
+    for j, without in enumerate(outside):
+        allowed = np.union1d(task.examples, without)
         order = allowed[np.argsort(-sizes[j, allowed], kind="stable")]
         span = read_fishers(run, order[: max(1, round(carriers * len(order)))])
-        c = whiten_within(span.rows, background.rows[background.part(mask)], sums.vectors[j], int(mask.sum()), ridge)
+        shown = background.without(without)
+        c = whiten_within(span.rows, shown.rows, sums.vectors[j], shown.examples, ridge)
         carried.vectors[j] = c.float() @ span.rows
         carried.weights["fisher"][j, span.places] = (c * span.scales).float()
+    return carried
+
+
+def carry(source: RowSource, sums: RowSums, carriers: float) -> RowSums:
+    """Vectors that few examples carry: those that weigh most, with the weights that come closest to the whole sum.
+
+    Args:
+        source: Rows of the one kind that the vectors are sums of.
+        sums: J vectors.
+        carriers: Share of the examples of a sum that may carry it.
+
+    Returns:
+        The closest vectors within the span of their carriers' rows.
+    """
+    ((kind, weights),) = sums.weights.items()
+    sizes = example_sizes(sums, {kind: source})
+    carried = RowSums(torch.zeros_like(sums.vectors), {kind: torch.zeros_like(weights)})
+    for j, h in enumerate(sums.vectors):
+        count = max(1, round(carriers * int((sizes[j] > 0).sum())))
+        examples = np.sort(np.argsort(-sizes[j], kind="stable")[:count])
+        rows = SubsetRows(source, examples).read(0, count).float()
+        system = gram(rows)
+        system.diagonal().add_(CARRIED_RIDGE * float(system.diagonal().mean()))
+        c = torch.cholesky_solve((rows @ h).double()[:, None], torch.linalg.cholesky(system))[:, 0].float()
+        carried.vectors[j] = c @ rows
+        carried.weights[kind][j, _rows_of(source, examples)[1]] = c
     return carried
 
 
@@ -325,6 +411,7 @@ class DirectionMaker:
         ridge: float | None = None,
         carriers: float = 1.0,
         seed: int = 0,
+        text: torch.Tensor | None = None,
     ) -> None:
         """Read the background and choose a ridge, where the direction needs them.
 
@@ -335,27 +422,30 @@ class DirectionMaker:
             direction: whiten, reject or plain.
             threshold: reject: components with a cosine of at least this size are not rejected from.
             ridge: whiten: what is added to the mean Fisher; chosen if not given.
-            carriers: whiten: share of the examples that carry the direction.
+            carriers: whiten, reject: share of the examples that carry the direction.
             seed: Of what is drawn.
+            text: whiten: rows of running text to leave alone, as `Background.text`; none if not given.
         """
         self.run, self.decomposition, self.plan = run, decomposition, plan
         self.direction, self.threshold, self.carriers = direction, threshold, carriers
         self.notes = Notes()
         if direction == "whiten":
-            self._background = read_background(run, plan.fit, seed)
+            task = read_background(run, plan.fit, seed)
+            self._background = Background(task, torch.zeros(0, task.rows.shape[1]) if text is None else text)
             trials: list[RidgeTrial] = []
             if ridge is None:
                 ridge, trials = self._choose_ridge(seed)
-            self.notes = Notes(ridge, trials, len(self._background.examples))
+            self.notes = Notes(ridge, trials, len(task.examples), len(self._background.text))
 
     def _choose_ridge(self, seed: int) -> tuple[float, list[RidgeTrial]]:
-        plan, number = self.plan, len(self.decomposition.components)
-        shuffled = np.random.default_rng([seed, 3]).permutation(number).tolist()
+        plan = self.plan
+        shuffled = np.random.default_rng([seed, 3]).permutation(len(plan.members)).tolist()
         ranked = ((j, plan.component(j).tune[0].top) for j in shuffled)
         chosen = dict(itertools.islice(((j, top) for j, top in ranked if len(top)), TRIED))
-        outside = [users(self.decomposition, j) for j in chosen]
+        outside = [users(self.decomposition, plan.members[j]) for j in chosen]
         tops = [read_fishers(plan.run, top) for top in chosen.values()]
-        vectors = self.decomposition.components[list(chosen)].float()
+        mixes = torch.stack([group_mix(self.decomposition, plan.members[j]) for j in chosen])
+        vectors = (mixes @ self.decomposition.components.double()).float()
         return choose_ridge(self._background, outside, vectors, tops, read_fishers(plan.run, plan.tune.examples))
 
     def make(self, subjects: Sequence[Subject]) -> Directions:
@@ -379,20 +469,28 @@ class DirectionMaker:
             targets[j] += vector
         cosines = torch.nn.functional.cosine_similarity(sums.vectors, targets, dim=1)
         stationarity = [round(value, 6) for value in cosines.tolist()]
+        if self.direction == "reject" and self.carriers < 1:
+            sums = carry(source, sums, self.carriers)
         if self.direction != "whiten":
             return Directions(sums, targets, stationarity)
-        outside = [users(decomposition, s.number) if s.group is None else s.group for s in subjects]
+        members = self.plan.members
+        outside = [users(decomposition, members[s.number]) if s.group is None else s.group for s in subjects]
         white = whiten_sums(self.run, sums, self._background, outside, self.notes.ridge or 0.0, self.carriers)
         return Directions(white, white.vectors, stationarity)
 
     def _mix(self, subject: Subject, group: torch.Tensor | None) -> torch.Tensor:
         """What a direction takes of every component, float64 [C]; a null takes only what is rejected from its own."""
         H = self.decomposition.components.float()
-        if group is None and self.direction == "reject":
-            return rejection_mix(gram(H), [subject.number], self.threshold)[0]
-        if group is not None and self.direction == "reject":
-            return rejection_mix(gram(torch.cat([H, group[None]])), [len(H)], self.threshold)[0, :-1]
-        mix = torch.zeros(len(H), dtype=torch.float64)
+        mix, own = (
+            torch.zeros(len(H), dtype=torch.float64),
+            [] if group is not None else self.plan.members[subject.number],
+        )
         if group is None:
-            mix[subject.number] = 1
+            mix = group_mix(self.decomposition, own)
+            group = (mix @ H.double()).float()
+        if self.direction == "reject":
+            others = [j for j in range(len(H)) if j not in own]
+            mix[others] += rejection_mix(gram(torch.cat([H[others], group[None]])), [len(others)], self.threshold)[
+                0, :-1
+            ]
         return mix

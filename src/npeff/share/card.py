@@ -61,8 +61,8 @@ def _inline(text: str) -> str:
 
 def _model(run: Run) -> str:
     """A model's name; of one from disk only the last part, since paths say more about the user than about the model."""
-    name = run.manifest.model
-    return name if HUB_ID.fullmatch(name) else Path(name).name
+    names = run.manifest.model.split(" with ")  # an adapter
+    return " with ".join(name if HUB_ID.fullmatch(name) else Path(name).name for name in names)
 
 
 def _facts(run: Run, rows: bool) -> Table:

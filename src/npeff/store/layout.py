@@ -1,7 +1,5 @@
 """Where things lie in a run directory, and which decomposition of it is meant."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from npeff.utils.errors import UserError
@@ -14,6 +12,7 @@ DECOMPOSITIONS = "decompositions"
 ANALYSIS = "analysis"
 """Folder of a decomposition with its analysis."""
 PERTURBATIONS = "perturbations"
+EXPLANATIONS = "explanations"
 COMPARISONS = "comparisons"
 STABILITY = "stability"
 SPECTRA = "spectra"
@@ -22,7 +21,7 @@ ICL = "icl"
 RELATIONS = "relations"
 THEMES = "annotations"
 """What people call components, under the name that this folder has had from the beginning."""
-RESULTS = (DECOMPOSITIONS, THEMES, PERTURBATIONS, COMPARISONS, STABILITY, SPECTRA, SWEEPS, ICL)
+RESULTS = (DECOMPOSITIONS, THEMES, PERTURBATIONS, EXPLANATIONS, COMPARISONS, STABILITY, SPECTRA, SWEEPS, ICL)
 """Folders with results that cannot be made again from the rest; relations can."""
 
 

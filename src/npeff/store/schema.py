@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from npeff.tasks.task import Before
 from npeff.utils.configs import from_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import SEAL, parse_json, without_seal
@@ -21,6 +22,16 @@ KINDS = ("fisher", "gradient", "activation")
 
 
 @dataclass(frozen=True)
+class AskedChat:
+    """How a model was asked through its chat template."""
+
+    rendered: str
+    """All that the model saw, up to where its answer begins; the columns of the prompt in braces."""
+    turns: list[dict[str, str]] = field(default_factory=list)
+    """Turns before the question: system prompt and few-shot examples."""
+
+
+@dataclass(frozen=True)
 class AskedTask:
     """What the model was asked. Rows that come from elsewhere have no task: then all of it is empty."""
 
@@ -29,11 +40,20 @@ class AskedTask:
     prompt: str = ""
     """Template of the prompt."""
     answers: str = ""
-    """tokens, suffixes or vocabulary."""
+    """tokens, suffixes, vocabulary or classes."""
     labels: list[str] = field(default_factory=list)
     """Answer texts; none for the vocabulary."""
     prefix: str = ""
     """Few-shot examples before every prompt."""
+    chat: AskedChat | None = None
+    """How the chat template was used; null for a plain prompt."""
+    pair: str | None = None
+    """Template of the second text; null where there is none."""
+
+    @property
+    def before(self) -> Before:
+        """What stands before every question."""
+        return self.prefix, tuple(self.chat.turns) if self.chat else ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +93,10 @@ class Manifest:
     """Whether the collection has ended."""
     parameters: int = 0
     """Number of selected parameters."""
+    model_parameters: int = 0
+    """Number of all parameters of the model; 0 if it was not noted."""
+    excluded_parameters: int = 0
+    """How many of those that are selected by default --include and --exclude leave out."""
     dropped: list[str] = field(default_factory=list)
     """What was left out of the data, in words."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -93,8 +117,9 @@ class Manifest:
 
     @property
     def model(self) -> str:
-        """Name of the model."""
-        return str(self.config["model"]["model"])
+        """Name of the model, and of the adapter on it if there is one."""
+        names = self.config["model"]["model"], self.config["model"].get("adapter")
+        return " with ".join(str(name) for name in names if name)
 
 
 def read_manifest(path: Path) -> Manifest:

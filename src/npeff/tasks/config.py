@@ -41,6 +41,8 @@ class DataConfig:
     """Put so many labelled examples, drawn at random, before every prompt; they are left out of the examples."""
     few_shot_seed: int = 0
     """Seed of that draw."""
+    chat: bool = False
+    """Ask with the model's chat template, also where the task does not say `chat: true`."""
 
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("shuffle_seed", 0), ("few_shot", 0), ("few_shot_seed", 0)):

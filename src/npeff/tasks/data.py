@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from npeff.tasks.config import FIELD, DataConfig
 from npeff.tasks.readers import Row, Source, open_source
-from npeff.tasks.task import Task
+from npeff.tasks.task import Before, Task, Turns
 from npeff.utils.errors import UserError
 from npeff.utils.text import cut, is_text
 from npeff.utils.types import Array
@@ -35,23 +35,36 @@ class Dataset:
     """source_row int64, text string, label int32 (index into the task's labels) and answer string, both nullable, and
     a string column `field:NAME` for every other column that the prompt names."""
     prefix: str = ""
-    """Few-shot prefix of every prompt."""
+    """Few-shot prefix of every plain prompt."""
+    turns: Turns = ()
+    """Turns of a chat before every question: its system prompt, its few-shot examples."""
     dropped: tuple[str, ...] = ()
     """What was left out, for people to read."""
     notes: tuple[str, ...] = ()
     """What is unusual about the data, as labels that are missing: sentences for people to read."""
 
+    @property
+    def before(self) -> Before:
+        """What stands before every question."""
+        return self.prefix, self.turns
+
     def prompts(self, task: Task) -> list[str]:
-        """Write out what the model sees.
+        """Write out what is asked.
 
         Args:
             task: What is asked.
 
         Returns:
-            The prompt of each example, with the few-shot prefix.
+            The prompt of each example, with the few-shot prefix; of a chat, the user's last turn.
         """
         rows = self.table.select(_identity(task)).to_pylist()
         return [self.prefix + task.render(row["text"], {f: row[FIELD + f] for f in task.fields}) for row in rows]
+
+    def pairs(self, task: Task) -> list[str] | None:
+        """The second text of each example, if the task has pairs of texts."""
+        rows = self.table.select(_identity(task)).to_pylist()
+        fill = task.render_pair
+        return [fill(row["text"], {f: row[FIELD + f] for f in task.fields}) for row in rows] if task.pair else None
 
 
 def load_dataset(task: Task, config: DataConfig) -> Dataset:
@@ -76,10 +89,10 @@ def load_dataset(task: Task, config: DataConfig) -> Dataset:
             dropped.append(f"{len(table) - len(kept)} duplicates of earlier examples")
         table = table.take(kept)
     notes = reader.notes(table)
-    prefix, table = _few_shot(task, config, table, dropped)
+    before, table = _few_shot(task, config, table, dropped)
     if config.shuffle_seed is not None:
         table = table.take(_shuffled(len(table), config.shuffle_seed))
-    return Dataset(table[: config.limit].combine_chunks(), prefix, tuple(dropped), tuple(notes))
+    return Dataset(table[: config.limit].combine_chunks(), *before, tuple(dropped), tuple(notes))
 
 
 def _open(task: Task, config: DataConfig) -> Source:
@@ -210,10 +223,11 @@ def _shuffled(count: int, seed: int) -> Array:
     return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
 
 
-def _few_shot(task: Task, config: DataConfig, table: pa.Table, dropped: list[str]) -> tuple[str, pa.Table]:
-    """The few-shot prefix and the examples without those in it."""
+def _few_shot(task: Task, config: DataConfig, table: pa.Table, dropped: list[str]) -> tuple[Before, pa.Table]:
+    """What stands before every question, and the examples without the worked ones in it."""
+    if config.few_shot and task.answers == "classes":
+        raise UserError("A classifier takes no few-shot examples. Leave out --few-shot.")
     worked = list(_draw(task, config, table)) if config.few_shot else task.few_shot
-    prefix = "".join(task.render_worked(example["text"], example["label"], example) for example in worked)
     rest = table
     for example in worked:  # duplicates go too: none should meet its own answer in the prefix
         same = [pc.not_equal(rest[name], example[name.removeprefix(FIELD)]) for name in _identity(task)]
@@ -222,7 +236,7 @@ def _few_shot(task: Task, config: DataConfig, table: pa.Table, dropped: list[str
         dropped.append(f"{len(table) - len(rest)} examples that are in the few-shot prefix")
     if not len(rest):
         raise UserError("Every example is in the few-shot prefix, none is left; choose a smaller --few-shot.")
-    return prefix, rest
+    return task.before(worked), rest
 
 
 def _draw(task: Task, config: DataConfig, table: pa.Table) -> Iterator[dict[str, str]]:

@@ -1,7 +1,5 @@
 """The Hugging Face Hub, asked once and briefly; where it cannot be reached, what its client has in its cache."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

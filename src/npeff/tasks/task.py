@@ -10,7 +10,7 @@ import os
 import re
 import string
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from npeff.tasks.config import BUILTIN
+from npeff.tasks.config import BUILTIN, DataConfig
 from npeff.utils.configs import did_you_mean
 from npeff.utils.errors import UserError
 from npeff.utils.text import is_text
@@ -27,13 +27,19 @@ from npeff.utils.text import is_text
 LARGEST = 1_000_000
 """Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""
 
-Answers = Literal["tokens", "suffixes", "vocabulary"]
+Answers = Literal["tokens", "suffixes", "vocabulary", "classes"]
+Turns = tuple[dict[str, str], ...]
+"""Turns of a conversation, each a role (system, user or assistant) with what it says."""
+Before = tuple[str, Turns]
+"""What stands before every example's own question: text of a plain prompt, turns of a chat; one of them is empty."""
+_ROLES = ("system", "user", "assistant")
 _TEXTS = ("labels", "text_columns", "label_columns")
-_KINDS: dict[str, tuple[type, str]] = {
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(_TEXTS, (tuple, "a list of texts")),
     "few_shot": (tuple, "a list of mappings with text and label"),
     "label_map": (dict, "a mapping from labels in the data to answer texts"),
     "label_numbers": (bool, "true or false"),
+    "chat": ((bool, tuple), "true, false, or a list of turns, as `- system: You are a critic.`"),
 }
 """Keys of a task that are not one text → what they are, in Python and in words."""
 
@@ -47,9 +53,11 @@ class Task:
     prompt: str
     """Template with {text} and, if wanted, other {column} names of the data; a literal brace is written twice."""
     answers: Answers
-    """tokens: the first token of each label; suffixes: each whole label; vocabulary: every next token."""
+    """tokens: the first token of each label; suffixes: each whole label; vocabulary: every next token; classes: those
+    of a classifier."""
     labels: tuple[str, ...] = ()
-    """Answer texts, in order, without the leading space they are scored with; none for vocabulary."""
+    """Answer texts, in order, without the leading space they are scored with; none for vocabulary. Classes have the
+    names that the model gives them, if there are none here."""
     data: str | None = None
     """Default data: a Hub id, a path, or embedded:reviews."""
     config: str | None = None
@@ -66,6 +74,12 @@ class Task:
     """Whether a whole number in the data counts the labels from 0; false where data sets number them differently."""
     few_shot: tuple[dict[str, str], ...] = ()
     """Fixed worked examples before every prompt: `text`, `label`, and the other columns of the prompt."""
+    chat: bool | Turns = False
+    """Whether the prompt is a user's turn, rendered by the model's own chat template; or the turns before that one."""
+    answer_start: str = ""
+    """Chat only: how the assistant's turn begins, before the answer."""
+    pair: str = ""
+    """Classes only: template of a second text, for models that take pairs of texts, as {hypothesis}."""
 
     def __post_init__(self) -> None:
         for name in _KINDS:
@@ -85,17 +99,64 @@ class Task:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Columns other than `text` that the prompt names."""
-        return tuple(dict.fromkeys(name for _, name in _template(self.prompt) if name and name != "text"))
+        """Columns other than `text` that the prompt names, or the second text."""
+        parts = _template(self.prompt) + _template(self.pair)
+        return tuple(dict.fromkeys(name for _, name in parts if name and name != "text"))
 
     def render(self, text: str, fields: Mapping[str, str] = {}) -> str:
         """The prompt for one example, up to where the answer begins."""
-        values = {**fields, "text": text, "": ""}
-        return "".join(literal + values[name] for literal, name in _template(self.prompt))
+        return self._fill(self.prompt, text, fields)
 
-    def render_worked(self, text: str, answer: str, fields: Mapping[str, str] = {}) -> str:
-        """One worked example of a few-shot prefix: the prompt, its answer, a blank line."""
-        return f"{self.render(text, fields)} {answer}\n\n"
+    def render_pair(self, text: str, fields: Mapping[str, str] = {}) -> str:
+        """The second text of one example; empty where there is none."""
+        return self._fill(self.pair, text, fields)
+
+    def _fill(self, template: str, text: str, fields: Mapping[str, str]) -> str:
+        values = {**fields, "text": text, "": ""}
+        return "".join(literal + values[name] for literal, name in _template(template))
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model's chat template is used."""
+        return self.chat is not False
+
+    def before(self, worked: Iterable[Mapping[str, str]] = ()) -> Before:
+        """What stands before every question.
+
+        Args:
+            worked: Worked examples: `text`, `label`, and the other columns of the prompt.
+
+        Returns:
+            Of a chat, its fixed turns and two for each example; else for each the prompt, its answer, a blank line.
+        """
+        asked = [(self.render(example["text"], example), example["label"]) for example in worked]
+        if not self.is_chat:
+            return "".join(f"{prompt} {answer}\n\n" for prompt, answer in asked), ()
+        fixed, start = () if isinstance(self.chat, bool) else self.chat, self.answer_start
+        start += self.gap if start else ""
+        return "", (*fixed, *(turn for prompt, a in asked for turn in ({"user": prompt}, {"assistant": start + a})))
+
+    @property
+    def gap(self) -> str:
+        """What stands before an answer: a space, unless the beginning of the assistant's turn brings white space."""
+        return "" if self.answer_start.endswith("\n") else " "
+
+    def text_start(self, fields: Mapping[str, str] = {}) -> int:
+        """Where in the prompt an example's text begins.
+
+        Args:
+            fields: Other columns that the prompt names.
+
+        Returns:
+            The number of characters before it.
+        """
+        before = ""
+        for literal, name in _template(self.prompt):
+            before += literal
+            if name == "text":
+                break
+            before += fields.get(name, "")
+        return len(before)
 
 
 def load_task(name_or_path: str) -> Task:
@@ -133,6 +194,12 @@ def load_task(name_or_path: str) -> Task:
     return dataclasses.replace(task, data=str(beside)) if os.path.isfile(beside) else task  # noqa: PTH113
 
 
+def asked_task(config: DataConfig) -> Task:
+    """The task that a config names; as a chat, if the config says so."""
+    task = load_task(config.task)
+    return dataclasses.replace(task, chat=True) if config.chat and not task.is_chat else task
+
+
 def task_from_yaml(text: str, name: str, source: str) -> Task:
     """Make a task from the text of a YAML file.
 
@@ -158,6 +225,8 @@ def task_from_yaml(text: str, name: str, source: str) -> Task:
     unknown = ", ".join(repr(key) for key in values if key not in known)
     if unknown:
         raise UserError(f"{source}: unknown key {unknown}; a task knows {', '.join(known)}.")
+    if values.get("answers") == "classes":
+        values.setdefault("prompt", "{text}")
     missing = [key for key in ("prompt", "answers") if values.get(key) is None]
     if missing:
         raise UserError(f"{source}: {' and '.join(missing)} missing; see docs/tasks.md.")
@@ -214,12 +283,25 @@ def _mistakes(task: Task) -> Iterator[str]:
     if "text" not in (name for _, name in _template(task.prompt)):
         yield "the prompt has no {text}; that is where the example's text goes."
     if task.prompt != task.prompt.rstrip():
-        yield "the prompt ends with white space, but answers bring their own. Remove it (a YAML block starts with |-)."
+        hint = "Remove it (a YAML block starts with |-); instead of a chat template, write `chat: true`."
+        yield f"the prompt ends with white space, but answers bring their own. {hint}"
+    if task.answer_start.rstrip("\n") != task.answer_start.rstrip():
+        yield "answer_start ends with white space, but answers bring their own. Remove it, or end with a newline."
+    if task.answer_start and not task.is_chat:
+        yield "answer_start belongs to a chat (chat: true); what a plain prompt ends with is written in the prompt."
+    for number, turn in enumerate(() if isinstance(task.chat, bool) else task.chat, 1):
+        if len(turn) != 1 or not set(turn) <= set(_ROLES):
+            yield f"turn {number} of chat should have one of {', '.join(_ROLES)}, as `- system: You are a critic.`"
     if task.answers not in get_args(Answers):
         yield f"answers is {task.answers!r}; it should be one of {', '.join(get_args(Answers))}."
     if task.answers == "vocabulary" and (task.labels or task.label_map):
         yield "answers: vocabulary takes every next token as an answer; leave out labels and label_map."
-    if task.answers != "vocabulary" and len(task.labels) < 2:
+    if task.answers == "classes" and (task.is_chat or task.few_shot):
+        yield "a classifier (answers: classes) takes neither a chat nor few-shot examples; leave them out."
+    if task.pair and task.answers != "classes":
+        yield "pair is for classifiers (answers: classes); in a prompt, write both texts."
+    named_by_model = task.answers == "classes" and not task.labels
+    if task.answers != "vocabulary" and not named_by_model and len(task.labels) < 2:
         count = "only one label" if task.labels else "no labels"
         yield f"{count}; a model needs at least two answers to choose between (or answers: vocabulary)."
     if not task.text_columns:
@@ -230,7 +312,7 @@ def _mistakes(task: Task) -> Iterator[str]:
         if task.labels.count(label) > 1:
             yield f"label {label!r} is given twice."
     for key, label in task.label_map.items():
-        if label not in task.labels:
+        if label not in task.labels and not named_by_model:
             yield f"label_map gives {label!r} for {key!r}, which is not one of the labels."
     wanted = {"text", "label", *task.fields}
     for number, example in enumerate(task.few_shot, 1):
@@ -242,15 +324,17 @@ def _mistakes(task: Task) -> Iterator[str]:
 
 def _wrong_types(task: Task) -> Iterator[str]:
     """Fields without the type that they declare; YAML reads unquoted yes, no and 1 as something else than text."""
+    turns = task.chat if isinstance(task.chat, tuple) else ()
+    mappings = {"few_shot": task.few_shot, "chat": turns}
     for name, (kind, words) in _KINDS.items():
-        value, mappings = getattr(task, name), task.few_shot if name == "few_shot" else ()
-        if not isinstance(value, kind) or not all(isinstance(item, dict) for item in mappings):
+        value = getattr(task, name)
+        if not isinstance(value, kind) or not all(isinstance(item, dict) for item in mappings.get(name, ())):
             yield f"{name} is {value!r}; it should be {words}."
     fields = dataclasses.fields(task)
     texts = [(f.name, v) for f in fields if f.name not in _KINDS and (v := getattr(task, f.name)) is not f.default]
     texts += [(name, item) for name in _TEXTS for item in getattr(task, name)]
     texts += [("label_map", item) for pair in task.label_map.items() for item in pair]
-    texts += [("few_shot", item) for example in task.few_shot for pair in example.items() for item in pair]
+    texts += [(name, item) for name, each in mappings.items() for one in each for pair in one.items() for item in pair]
     yield from (
         f"{name} has {item!r}, which is not text; put it in quotes." for name, item in texts if not is_text(item)
     )

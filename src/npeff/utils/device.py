@@ -1,7 +1,5 @@
 """The one place that chooses where to compute."""
 
-from __future__ import annotations
-
 import os
 
 import torch

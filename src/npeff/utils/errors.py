@@ -1,7 +1,5 @@
 """The one exception a user's mistake raises, and how to tell what nobody can help."""
 
-from __future__ import annotations
-
 import errno
 
 

@@ -1,7 +1,5 @@
 """Random bits that are the same on every machine and device."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -169,3 +169,34 @@ def test_the_maps_never_change(config: SketchConfig, expected: list[float]) -> N
 def test_the_random_bits_never_change() -> None:
     assert random_bits(8, "npeff", 0, "layer").tobytes().hex() == "347ef9efe2d36353"
     assert random_signs(10, "npeff", 0, "layer").tolist() == [-1, -1, 1, 1, -1, 1, -1, -1, -1, 1]
+
+
+@every_config
+def test_a_part_that_is_all_of_it_gives_the_same_inner_products(config: SketchConfig) -> None:
+    if config.copies > 1:
+        return  # its part has one of the copies only
+    modules = [linear("a", 7, 5), linear("b", 6, 9, "weight")]
+    sketch, generator = make_sketch(config, modules), torch.Generator().manual_seed(0)
+    vectors = torch.randn(3, config.dim, generator=generator)
+    part, there = sketch.part(vectors)
+    gradient = random_gradient(modules)
+    torch.testing.assert_close(there @ part.matvec(gradient), vectors @ sketch.matvec(gradient), rtol=1e-4, atol=1e-4)
+
+
+def test_a_part_estimates_inner_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between sketches of correlated gradients, with the error that a map of as many sums has."""
+    monkeypatch.setattr("npeff.collect.sketch.kron.PART", 32)
+    modules = [linear("a", 40, 30, "weight"), linear("b", 30, 50, "weight")]
+    errors, norms = [], []
+    for seed in range(12):
+        sketch = make_sketch(SketchConfig("kron", dim=1024, copies=2, sketch_seed=seed), modules)
+        first, other = random_gradient(modules, 2 * seed), random_gradient(modules, 2 * seed + 1)
+        second = {name: matrix + other[name] for name, matrix in first.items()}
+        size = sum(float(matrix.square().sum()) for matrix in first.values())
+        part, there = sketch.part(sketch.matvec(first)[None])
+        assert part.dim == 1024
+        errors.append(float(there[0] @ part.matvec(second)) / size - 1)
+        norms.append(float(part.matvec(first).square().sum()) / size - 1)
+    assert abs(np.mean(errors)) < 0.25
+    assert np.std(errors) < 0.6
+    assert np.abs(norms).max() < 0.3

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
 from npeff.collect.config import SketchConfig
-from npeff.collect.sketch.base import Sketch, random_signs
+from npeff.collect.sketch.base import Captured, RoutedExperts, Sketch, random_signs
+from npeff.models.experts import grouped
 from npeff.models.select import CapturedModule
 from npeff.utils.random import random_bits
+
+PART = 128
+"""Side of the part that estimates inner products at a quarter of the cost or less."""
 
 
 class KronSketch(Sketch):
@@ -37,6 +42,21 @@ class KronSketch(Sketch):
         self._scale = 1 / (self._entry**2 * self.side * math.sqrt(self.copies))
         self._matrices: dict[tuple[str, str, torch.dtype], torch.Tensor] = {}
         self._folding = self._fold() if self.side**2 != self.dim else None
+
+    def part(self, vectors: torch.Tensor) -> tuple[Sketch, torch.Tensor]:
+        smaller = KronPart(self, min(PART, self.side))
+        cells = self._cells(vectors.to(self.device, torch.float32))[:, : smaller.side, : smaller.side]
+        share = smaller.dim / (self.side**2 * self.copies)
+        return smaller, cells.reshape(len(vectors), -1) * (self._scale / smaller._scale / share)
+
+    def _cells(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Vectors [n, p] as what each of the side × side sums weighs in them, [n, side, side]."""
+        if self._folding is None:
+            return vectors.view(-1, self.side, self.side)
+        cells = vectors.new_zeros(len(vectors), self.side**2)
+        for place, sign in zip(*self._folding, strict=True):
+            cells.index_add_(1, place, vectors * sign)
+        return cells.view(-1, self.side, self.side)
 
     def _fold(self) -> tuple[torch.Tensor, torch.Tensor]:
         """For each of the p places, which of the side² sums go there, and their signs; unused slots have sign 0."""
@@ -58,16 +78,28 @@ class KronSketch(Sketch):
             self._matrices[key] = torch.cat(copies, 1).to(self.device, dtype).mul_(self._entry)
         return self._matrices[key]
 
-    def fold_input(self, module: CapturedModule, x: torch.Tensor) -> torch.Tensor:
+    def _matrices_of(self, experts: RoutedExperts, side: str, dtype: torch.dtype) -> torch.Tensor:
+        """`_matrix` of all experts of a layer, [experts, d, copies · side]; each one's own becomes a view of it."""
+        key = (experts.name, side, dtype)
+        if key not in self._matrices:
+            whole = torch.stack([self._matrix(module, side, dtype) for module in experts.experts])
+            self._matrices[key] = whole
+            self._matrices |= {(module.name, side, dtype): whole[i] for i, module in enumerate(experts.experts)}
+        return self._matrices[key]
+
+    def fold_input(self, module: Captured, x: torch.Tensor) -> torch.Tensor:
         """B x_t of all copies.
 
         Args:
-            module: The module.
-            x: Its inputs, [B, T, d_in].
+            module: The module, or the experts of a layer.
+            x: Its inputs, [B, T, d_in]; those of experts, [S, d_in].
 
         Returns:
             [B, T, copies · side].
         """
+        x = x.to(self.device)  # a model may lie on several
+        if isinstance(module, RoutedExperts):
+            return module.by_example(self._fold_routed(module, x))
         matrix = self._matrix(module, "in", x.dtype)
         if not module.weight:
             return matrix.expand(*x.shape[:-1], -1)
@@ -76,14 +108,27 @@ class KronSketch(Sketch):
             return flat.view(*x.shape[:-1], -1)
         return x @ matrix
 
+    def _fold_routed(self, experts: RoutedExperts, x: torch.Tensor) -> torch.Tensor:
+        """`fold_input` of lines [S, d_in] that are sorted by expert."""
+        matrices, each = self._matrices_of(experts, "in", x.dtype), experts.experts[0]
+        bias = experts.routing.lines(matrices[:, -1]) if each.bias else None
+        if not each.weight:
+            assert bias is not None
+            return bias
+        folded = grouped(x, matrices[:, : x.shape[1]], experts.routing)
+        return folded if bias is None else folded + bias
+
     def accumulator(self, batch: int) -> torch.Tensor:
         return torch.zeros(batch, self.side, self.side, device=self.device)
 
-    def accumulate(
-        self, module: CapturedModule, delta: torch.Tensor, folded: torch.Tensor, total: torch.Tensor
-    ) -> None:
-        batch = delta.shape[0]
-        left = (delta @ self._matrix(module, "out", delta.dtype)).view(batch, -1, self.side)
+    def accumulate(self, module: Captured, delta: torch.Tensor, folded: torch.Tensor, total: torch.Tensor) -> None:
+        batch, delta = len(folded), delta.to(self.device)
+        if isinstance(module, RoutedExperts):
+            matrices = self._matrices_of(module, "out", delta.dtype)
+            left = module.by_example(grouped(delta, matrices, module.routing))
+        else:
+            left = delta @ self._matrix(module, "out", delta.dtype)
+        left = left.reshape(batch, -1, self.side)
         right = folded.reshape(batch, -1, self.side)
         # sums over tokens are taken in float32 whatever the model's precision: half of it could overflow
         total.baddbmm_(left.float().mT, right.float())
@@ -107,11 +152,22 @@ class KronSketch(Sketch):
         return self._matrix(module, side, torch.float32).view(-1, self.copies, self.side).transpose(0, 1)
 
     def rmatvec_module(self, module: CapturedModule, y: torch.Tensor) -> torch.Tensor:
-        y = y.to(self.device, torch.float32) * self._scale
-        if self._folding is not None:
-            cells = y.new_zeros(self.side**2)
-            for place, sign in zip(*self._folding, strict=True):
-                cells.index_add_(0, place, y * sign)
-            y = cells
+        (cells,) = self._cells(y.to(self.device, torch.float32)[None] * self._scale)
         left, right = self._by_copy(module, "out"), self._by_copy(module, "in")
-        return torch.bmm(left @ y.view(self.side, self.side), right.mT).sum(0)
+        return torch.bmm(left @ cells, right.mT).sum(0)
+
+
+class KronPart(KronSketch):
+    """Some of the sums of another such map: of its first copy those of the first rows and columns."""
+
+    def __init__(self, whole: KronSketch, side: int) -> None:
+        config = replace(whole.config, dim=side**2, side=side, copies=1)
+        super().__init__(config, whole.modules.values(), whole.device)
+        self._whole, self._entry = whole, whole._entry
+        self._scale = 1 / (self._entry**2 * side)
+
+    def _matrix(self, module: CapturedModule, side: str, dtype: torch.dtype) -> torch.Tensor:
+        key = (module.name, side, dtype)
+        if key not in self._matrices:
+            self._matrices[key] = self._whole._matrix(module, side, dtype)[:, : self.side].contiguous()
+        return self._matrices[key]

@@ -1,7 +1,5 @@
 """The sketches by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -27,10 +27,11 @@ function load(key) {
 }
 
 // The table of components of decomposition number d: what the analysis says of them as columns, too.
-const COLUMNS = { prediction: "prediction_tuned", label: "label_tuned", lnp: "lnp_tuned", energy: "energy", density: "density", prediction_purity: "prediction_purity", label_purity: "label_purity" };
+const COLUMNS = { prediction: "prediction_tuned", label: "label_tuned", lnp: "lnp_tuned", energy: "energy", density: "density", recurrence: "recurrence", prediction_purity: "prediction_purity", label_purity: "label_purity" };
 async function tableOf(d) {
   const table = await load(`${d}/components`);
   if (!table.energy) for (const [column, name] of Object.entries(COLUMNS)) table[column] = table.components.map((component) => component[name]);
+  if (table.recurrence && table.recurrence.every((share) => share === null)) table.recurrence = null; // not measured
   table.kl_ratio = table.effects && table.effects.map((effect) => (effect ? effect.ratio : null)); // on held-out examples
   return table;
 }

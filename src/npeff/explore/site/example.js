@@ -44,9 +44,9 @@ async function exampleView(d, argument) {
 
 // --- an example in a list, for every page -------------------------------------------------------------------------
 
-function exampleItem(i, [text, label, prediction, probability], more) {
+function exampleItem(i, [text, label, prediction, probability], more, words) {
   return el("li", {},
-    el("a", { class: "text", dir: "auto", href: exampleLink(i) }, visible(text)),
+    el("a", { class: words ? "text weighed" : "text", dir: "auto", href: exampleLink(i) }, words ? shaded(text, words) : visible(text)),
     el("div", { class: "facts" }, answers(label, prediction, probability), more.filter(Boolean).map((part) => el("span", {}, part))));
 }
 

@@ -19,7 +19,7 @@ async function overview(d) {
 // Functions (decomposition, {d, table, themes}) → an element, a list of them, or null; scripts of other pages add theirs.
 const overviewSections = [cardSection, startSection, mapSection, tableSection, methodSection];
 
-function cardSection(d) {
+function cardSection(d, { table }) {
   const cards = Object.keys(KINDS).map((kind) => {
     const rate = d.tunings[kind];
     if (!rate || rate.share === null) return null;
@@ -31,14 +31,17 @@ function cardSection(d) {
   const explained = d.explained === null ? null : el("div", { class: "card" },
     el("span", { class: "quiet" }, worded("explained")), el("b", {}, percent(d.explained)),
     el("span", { class: "quiet small" }, "of an example, on average"));
-  return el("div", { class: "cards" }, cards, explained);
+  const recurring = d.recurrence_by_chance === null ? null : el("div", { class: "card", id: "recurring" },
+    el("span", { class: "quiet" }, worded("recurrence", "recur")), el("b", {}, String(table.recurrence.filter((share) => share >= 0.5).length)),
+    el("span", { class: "quiet small" }, `of ${d.components} components are found again by half or more of ${d.inputs.options.refits} other fits; by chance ${tiny(d.recurrence_by_chance)} `));
+  return el("div", { class: "cards" }, cards, recurring, explained);
 }
 
 // The components to open first, as `npeff analyse` lists them.
 function startSection(d, { table, themes }) {
   if (!table.highlights.length) return null;
   return [el("h2", {}, "Where to start"),
-    el("p", { class: "quiet" }, "Components whose top examples agree most, LnP-tuned ones first, and no two about the same examples. A component's page has its examples: what do they have in common?"),
+    el("p", { class: "quiet" }, table.recurrence ? "Components that other fits find again, " : "Components ", "whose top examples agree most, LnP-tuned ones first, and no two about the same examples. A component's page has its examples: what do they have in common?"),
     el("ul", { class: "list starts", id: "starts" }, table.highlights.map((j) => el("li", {},
       el("a", { href: componentLink(j) }, `Component ${j}`), " ", themeChip(themes.get(j)), badges(flagsOf(table, j)),
       el("div", { class: "facts" }, table.labels[j].length ? el("span", { dir: "auto" }, `labels ${visible(most(table.labels[j]))}`) : null,
@@ -88,14 +91,14 @@ const effectCell = (effect) => (!effect ? "–" : [times(effect.ratio), effect.i
 
 function componentTable(d, table, themes) {
   const key = d.name;
-  const state = tables[key] || (tables[key] = { query: "", kind: "all", sort: "energy", down: true, shown: 100 });
+  const state = tables[key] || (tables[key] = { query: "", kind: "all", sort: table.recurrence ? "recurrence" : "energy", down: true, shown: 100 });
   const count = table.energy.length;
-  const themed = SERVED || themes.size > 0;
+  const themed = SERVED || themes.size > 0, inside = table.inside;
   const theme = Array.from({ length: count }, (_, j) => themeText(themes.get(j)));
   const labelled = table.label_purity.some((value) => value !== null);
-  const haystack = Array.from({ length: count }, (_, j) => `${j} ${theme[j]} ${themes.has(j) ? themes.get(j).note : ""} ${most(table.labels[j])} ${most(table.predictions[j])} ${table.first[j]}`.toLowerCase());
+  const haystack = Array.from({ length: count }, (_, j) => `${j} ${theme[j]} ${themes.has(j) ? themes.get(j).note : ""} ${most(table.labels[j])} ${most(table.predictions[j])} ${table.first[j]} ${inside ? `${inside.names[j]} argues:${inside.argues_for[j]} ${inside.heads[j].split(" ").map((head) => `head:${head}`).join(" ")}` : ""}`.toLowerCase());
   const heads = [
-    ["number", "component", "number"], ...(themed ? [["theme", "theme", ""]] : []), ["tuned", "tuned", ""], ["energy", "energy", "number"], ["density", "density", "number optional"],
+    ["number", "component", "number"], ...(themed ? [["theme", "theme", ""]] : []), ...(inside ? [["words", "words of its examples", "", "words"]] : []), ["tuned", "tuned", ""], ...(table.recurrence ? [["recurrence", "recurrence", "number"]] : []), ["energy", "energy", "number"], ["density", "density", "number optional"],
     ...(labelled ? [["label_purity", "label purity", "number optional"]] : []), ["prediction_purity", "prediction purity", "number optional"],
     ...(table.kl_ratio ? [["kl_ratio", "KL ratio", "number", "held-out KL ratio"]] : []), ...(table.stability ? [["stability", "stability", "number optional"]] : []),
     ["first", "first example", "wide"],
@@ -105,6 +108,8 @@ function componentTable(d, table, themes) {
     theme: (j) => theme[j].toLowerCase() || "\uffff", // those without come last
     tuned: (j) => (table.lnp[j] ? 4 : 0) + (table.label[j] ? 2 : 0) + (table.prediction[j] ? 1 : 0) - (table.prediction[j] === null ? 1 : 0),
     first: (j) => table.first[j].toLowerCase(),
+    recurrence: (j) => table.recurrence[j] * 1000 + table.energy[j], // equally often found: by energy
+    words: (j) => inside.names[j] || "\uffff",
   };
   const of = (name) => value[name] || ((j) => (table[name][j] === null ? -1 : table[name][j]));
   const fits = {
@@ -118,7 +123,7 @@ function componentTable(d, table, themes) {
   const more = el("button", { type: "button", onclick: () => { state.shown += 400; show(); } }, "Show more");
   const head = el("tr", {}, heads.map(([name, title, kind, shown = title]) => el("th", { class: kind, scope: "col", "data-name": name },
     el("button", { type: "button", onclick: () => {
-      state.down = state.sort === name ? !state.down : !["number", "theme", "first"].includes(name);
+      state.down = state.sort === name ? !state.down : !["number", "theme", "words", "first"].includes(name);
       state.sort = name;
       show();
     } }, shown), WORDS[title] ? [" ", what(title)] : null)));
@@ -135,7 +140,9 @@ function componentTable(d, table, themes) {
     body.replaceChildren(...rows.slice(0, state.shown).map((j) => el("tr", {},
       el("td", { class: "number" }, el("a", { href: componentLink(j) }, String(j))),
       themed ? el("td", { class: "theme-cell" }, themeChip(themes.get(j))) : null,
+      inside ? el("td", { class: "small words", dir: "auto" }, visible(inside.names[j]), inside.argues_for[j] ? el("div", { class: "quiet" }, `for ${visible(inside.argues_for[j])}`) : null) : null,
       el("td", {}, badges(flagsOf(table, j))),
+      table.recurrence ? el("td", { class: "number" }, percent(table.recurrence[j], 0)) : null,
       el("td", { class: "number" }, bar(table.energy[j] / largest), ` ${percent(table.energy[j], 2)}`),
       el("td", { class: "number optional" }, percent(table.density[j])),
       labelled ? el("td", { class: "number optional", title: most(table.labels[j]) }, percent(table.label_purity[j], 0)) : null,
@@ -151,7 +158,7 @@ function componentTable(d, table, themes) {
     more.hidden = rows.length <= state.shown;
   }
 
-  const filter = el("input", { type: "search", id: "filter", placeholder: themed ? "Filter by theme, note, text, label" : "Filter components", "aria-label": "Filter components",
+  const filter = el("input", { type: "search", id: "filter", title: inside ? "Words, or argues:ANSWER, or head:LAYER.HEAD" : null, placeholder: themed ? "Filter by theme, note, text, label" : "Filter components", "aria-label": "Filter components",
     value: state.query, oninput: (event) => { state.query = event.target.value; show(); } });
   const titles = { all: "all", prediction: "prediction-tuned", label: "label-tuned", lnp: "LnP-tuned", none: "not tuned", few: "too few examples",
     ...(themed ? { themed: "with a theme", unthemed: "without a theme" } : {}) };
@@ -159,9 +166,9 @@ function componentTable(d, table, themes) {
     Object.entries(titles).map(([name, title]) => el("option", { value: name, selected: state.kind === name }, title)));
   show();
   const shown = el("table", { id: "components" }, el("thead", {}, head), body);
-  const columns = ["prediction", "label", "lnp", "energy", "density", "active", "label_purity", "prediction_purity", "kl_ratio", "stability", "first"].filter((name) => table[name]);
-  shown.csv = () => [["component", "theme", ...columns, "labels", "predictions"],
-    ...listed.map((j) => [j, theme[j], ...columns.map((name) => table[name][j]), most(table.labels[j]), most(table.predictions[j])])];
+  const columns = ["prediction", "label", "lnp", "recurrence", "energy", "density", "active", "label_purity", "prediction_purity", "kl_ratio", "stability", "first"].filter((name) => table[name]);
+  shown.csv = () => [["component", "theme", ...columns, "labels", "predictions", ...(inside ? ["words", "argues_for"] : [])],
+    ...listed.map((j) => [j, theme[j], ...columns.map((name) => table[name][j]), most(table.labels[j]), most(table.predictions[j]), ...(inside ? [inside.names[j], inside.argues_for[j]] : [])])];
   return [el("div", { class: "tools" }, filter, kind, said), el("div", { class: "scroll" }, shown),
     el("p", {}, more)];
 }

@@ -125,6 +125,7 @@ function tried(result, table, themes) {
     el("h2", {}, "Which components it uses"),
     el("p", { class: "quiet small" }, worded("coefficient"), " and ", worded("share"), result.asked.length > 1 ? "; ▲ and ▼ mark clear differences from A." : "."),
     componentSides(result, table, themes, heads),
+    ...triedWords(run.decompositions[current], result),
   ].filter(Boolean);
 }
 

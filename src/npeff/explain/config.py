@@ -1,0 +1,68 @@
+"""Options of this room's commands: the command line, the Python call and the replay file are made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tyro
+
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class ExplainConfig:
+    """Say what is inside components: their words, answers, heads and neurons, and names. Run it again to continue."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    decomposition: str | None = None
+    """Name of the decomposition; the newest that `npeff decompose` has made if not given."""
+    component: tuple[int, ...] = ()
+    """Numbers of the components; all of them if not given. Names are always given to all."""
+    examples: int = 8
+    """Top examples of each component whose words are weighed, and as many held-out ones."""
+    words: bool = True
+    """Weigh the words of examples."""
+    parts: bool = True
+    """Find heads and neurons, which needs each component as a vector of parameters: the longest step."""
+    fidelity: float = 0.9
+    """parts: use as few examples as give this cosine with the whole component."""
+    memory_gb: float = 4.0
+    """Memory for the vectors that are lifted together: one takes 4 bytes for each parameter."""
+    seed: int = 0
+    """Seed of the random groups that heads and neurons are compared with."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+
+    common: ClassVar[tuple[str, ...]] = ("component", "decomposition", "examples", "words", "parts", "device")
+
+    def __post_init__(self) -> None:
+        if self.examples < 1 or not self.memory_gb > 0 or not 0 < self.fidelity <= 1:
+            raise UserError("--examples must be at least 1, --memory-gb above 0, --fidelity above 0 and at most 1.")
+
+
+@dataclass(frozen=True)
+class CaseStudyConfig:
+    """Study one component: its examples with the carrying words removed and swapped, before and after, as a table."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    component: tyro.conf.Positional[int]
+    """Number of the component."""
+    decomposition: str | None = None
+    """Name of the decomposition; the newest that `npeff decompose` has made if not given."""
+    examples: int = 4
+    """Top examples to take, and as many held-out ones."""
+    words: int = 2
+    """Carrying words of each example to remove and to swap."""
+    seed: int = 0
+    """Seed of the words that are put in their place."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+
+    common: ClassVar[tuple[str, ...]] = ("decomposition", "examples", "words", "device")
+
+    def __post_init__(self) -> None:
+        if min(self.examples, self.words) < 1:
+            raise UserError("--examples and --words must be at least 1.")

@@ -1,0 +1,190 @@
+"""What `npeff explain` writes: RUN/explanations/NAME/names.json, and components/00000.json for each component."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from npeff.decompose.base import CONFIG
+from npeff.explain.answers import Answers
+from npeff.explain.names import Name
+from npeff.explain.parts import Part, Parts
+from npeff.store.layout import EXPLANATIONS, decomposition_folder
+from npeff.store.run import Run
+from npeff.utils.configs import read_record
+from npeff.utils.files import read_object
+
+NAMES = "names.json"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two neighbouring words that carry more together than one at a time."""
+
+    first: int
+    """Place of the first of them."""
+    effect: float
+    """Share of the coefficient that is lost without both."""
+
+
+@dataclass(frozen=True)
+class WordEffects:
+    """What each word of an example carries of a component."""
+
+    example: int | None
+    """Number of the example; None for a text that is none of the run's."""
+    held_out: bool
+    """Whether the component was not fitted to it."""
+    places: list[tuple[int, int]]
+    """Where each word is in the text: first character, and that behind the last."""
+    effects: list[float]
+    """Share of the coefficient that is lost without each word; below 0 where it grows."""
+    pairs: list[Pair] = field(default_factory=list)
+    """Pairs that one word alone does not tell of, as negations."""
+
+
+@dataclass(frozen=True)
+class WeighedText:
+    """What each word of a text carries of the components that it uses."""
+
+    text: str
+    """The text."""
+    places: list[tuple[int, int]]
+    """Where each word is in it: first character, and that behind the last."""
+    components: list[int]
+    """The components."""
+    effects: list[list[float]]
+    """Share of each component's coefficient that is lost without each word."""
+
+
+@dataclass(frozen=True)
+class HeadView:
+    """What the last token of an example looks at in a head."""
+
+    head: Part
+    """The head."""
+    weights: list[float]
+    """Attention to each position; they add up to 1."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """How a change along a component travels through the model, for one example."""
+
+    example: int
+    """The example."""
+    tokens: list[str]
+    """Its tokens."""
+    sizes: list[list[float]]
+    """Size of the derivative of the residual stream behind each block ÷ the stream's own, [layers][positions]."""
+    attention: list[HeadView]
+    """Of the leading heads."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is inside a component (components/00000.json)."""
+
+    component: int
+    """Its number."""
+    key: str
+    """Which run, decomposition and settings it belongs to."""
+    answers: Answers | None = None
+    """What it does to the answers; None where the run has no Fisher rows."""
+    words: list[WordEffects] | None = None
+    """What the words of its examples carry; None if that was not asked for."""
+    parts: Parts | None = None
+    """Its heads and neurons; None if that was not asked for, or for components that are no directions of parameters."""
+    trace: Trace | None = None
+    """How a change travels; goes with `parts`."""
+    fidelity: float | None = None
+    """Cosine of the lifted direction with the component."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of all components (names.json)."""
+
+    key: str
+    """Which run and decomposition they belong to."""
+    names: list[Name]
+    """One for each component."""
+    answers: list[Answers | None]
+    """What each does to the answers of its top examples."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant of an example."""
+
+    example: int
+    """Number of the example."""
+    held_out: bool
+    """Whether the component was not fitted to it."""
+    variant: str
+    """What was done to it."""
+    text: str
+    """Its text then."""
+    coefficient: float
+    """Coefficient of the component."""
+    answer: str
+    """The model's answer."""
+    probability: float
+    """What the model gives it."""
+
+
+@dataclass(frozen=True)
+class CaseStudy:
+    """What `npeff casestudy` found (casestudies/00000.json)."""
+
+    component: int
+    """Number of the component."""
+    key: str
+    """Which run and decomposition it belongs to."""
+    cases: list[Case]
+    """Variants, each example's own text first."""
+
+
+def explanations_folder(run: Run, name: str) -> Path:
+    """Where the explanations of a decomposition are."""
+    return run.path / EXPLANATIONS / name
+
+
+def key_of(run: Run, name: str, *options: object) -> str:
+    """Digest of a run, a decomposition and options."""
+    tensors = read_object(decomposition_folder(run.path, name) / CONFIG).get("sha256")
+    made_of = [run.fingerprint, run.manifest.examples_sha256, tensors, *map(str, options)]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+
+
+def read_names(run: Run, name: str) -> Names | None:
+    """The names of a decomposition as it is now; None if there are none."""
+    path = explanations_folder(run, name) / NAMES
+    names = read_record(Names, path) if path.is_file() else None
+    return names if names is not None and names.key == key_of(run, name) else None
+
+
+def read_explanations(run: Run, name: str) -> dict[int, Explanation]:
+    """What is known about the inside of components.
+
+    Args:
+        run: The run.
+        name: Name of a decomposition.
+
+    Returns:
+        Component → its explanation; those of a decomposition that was replaced are left out.
+    """
+    return _read_all(Explanation, run, name, "components")
+
+
+def read_case_studies(run: Run, name: str) -> dict[int, CaseStudy]:
+    """Component → its case study, as `read_explanations` reads them."""
+    return _read_all(CaseStudy, run, name, "casestudies")
+
+
+def _read_all(kind: Any, run: Run, name: str, below: str) -> dict[int, Any]:
+    files, key = sorted((explanations_folder(run, name) / below).glob("[!.]*.json")), key_of(run, name)
+    return {each.component: each for file in files if (each := read_record(kind, file)).key == key}
