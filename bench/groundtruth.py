@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench import entry
+from bench import entry, mechanisms
 from bench.advice import measure as measure_users
 from bench.advice import users_needed
 from bench.toys import CompressedComputation, Examples, Superposition
@@ -51,6 +51,7 @@ def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     yield entry("groundtruth.compressed_group", found["group"], "reported")
     yield entry("groundtruth.users_needed", users_needed(advice()["64"]), "reported")
     write_tables()
+    yield from mechanisms.benchmarks(data)
 
 
 def advice() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from npeff.analyse.groups import group_scores, groups
 from npeff.cli import main as npeff_command
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import METHODS
+from npeff.perturb.elsewhere import read_passages
 from npeff.utils.files import read_json, write_json
 from npeff.utils.types import Array
 
@@ -42,10 +43,17 @@ COUNTS = (len(TRIGGERS), 2 * len(TRIGGERS), 4 * len(TRIGGERS))
 """Numbers of components."""
 LOOKED_AT = 12
 """Reviews that the length of a change is chosen with; twice as many others are reported."""
-KEEP, TRIES = 0.95, 10
-"""What other triggers must keep of their effects while one is erased, and lengths that are tried for each sign."""
+KEEP, TRIES, FIRST = 0.95, 10, 0.05
+"""What other triggers must keep of their effects while one is erased, lengths that are tried for each sign, and the
+first of them."""
+TOGETHER = 3
+"""Components along which a trigger is erased, one after another."""
 ACTIVE, MORE_ACTIVE = 4, "sae-k4"
 """Latents of an autoencoder that may do better than the default on examples with several triggers, and its name."""
+DECOMPOSITION = f"npeff-{2 * len(TRIGGERS)}"
+"""The decomposition whose components are lifted."""
+FEW = ("--nulls", "0", "--random", "32", "--fidelity", "0.99")
+"""Options of `npeff perturb` when only its directions are wanted."""
 DICTIONARY = "dictionary"
 """Sparse dictionary learning of gradients, which npeff has not as a method of its own."""
 
@@ -260,70 +268,115 @@ def odds(log_p: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Erased:
-    """What moving the model along a direction does to the triggers, on reviews that took no part in choosing it."""
+    """What moving the model along directions does to the triggers, on reviews that took no part in choosing it."""
 
-    length: float
-    """Signed length of the change that was chosen."""
+    lengths: list[float]
+    """Signed length along each direction, in the order in which they were tried."""
     removed: float
     """Share of the trigger's effect that is gone."""
     kept: list[float]
     """What the other triggers keep of theirs."""
     plain: float
     """Mean KL of answers to reviews without a trigger."""
+    text: float
+    """Mean KL of next tokens of running text."""
+
+
+class RunningText:
+    """Next-token predictions on text that has nothing to do with reviews."""
+
+    def __init__(self, asked: Asked, passages: Sequence[str], most: int = 64) -> None:
+        self.asked = asked
+        self.passages = [asked.tokenizer.encode(passage)[:most] for passage in passages]
+
+    def __call__(self) -> list[torch.Tensor]:
+        """Log-probabilities of the weights of now, one [tokens, vocabulary] for each passage."""
+        with torch.inference_mode():
+            return [self.asked.network(torch.tensor([ids])).logits[0].log_softmax(1) for ids in self.passages]
+
+
+def text_kl(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
+    """Mean KL a token."""
+    each = [(p.exp() * (p - q)).sum(1) for p, q in zip(before, after, strict=True)]
+    return float(torch.cat(each).mean())
 
 
 class Eraser:
     """Moves a model along directions until one trigger no longer works."""
 
-    def __init__(self, asked: Asked, choose: Effects, report: Effects) -> None:
-        self.asked, self.effects = asked, (choose, report)
-        self.before = choose(), report()
+    def __init__(
+        self, asked: Asked, choose: Effects, report: Effects, text: Callable[[], list[torch.Tensor]] | None = None
+    ) -> None:
+        self.asked, self.effects, self.text = asked, (choose, report), text or list
+        self.before, self.text_before = (choose(), report()), self.text()
 
     @contextmanager
-    def _moved(self, vector: Change, length: float) -> Iterator[None]:
-        weights = {name: self.asked.network.get_submodule(name).weight for name in vector}
+    def _moved(self, change: Change) -> Iterator[None]:
+        weights = {name: self.asked.network.get_submodule(name).weight for name in change}
         saved = {name: weight.detach().clone() for name, weight in weights.items()}
         for name, weight in weights.items():
-            weight.add_(vector[name], alpha=length)
+            weight.add_(change[name])
         try:
             yield
         finally:
             for name, weight in weights.items():
                 weight.copy_(saved[name])
 
-    def _look(self, vector: Change, length: float, part: int) -> tuple[Array, float]:
-        """What is left of each effect, and the KL without a trigger."""
-        with self._moved(vector, length):
-            effects, plain = self.effects[part]()
+    def _look(self, part: int) -> tuple[Array, float]:
+        """What is left of each effect with the weights of now, and the KL without a trigger."""
+        effects, plain = self.effects[part]()
         before, plain_before = self.before[part]
         kl = (np.exp(plain_before) * (plain_before - plain)).sum(1).mean()
         return effects / before, float(kl)
 
-    def erase(self, vector: Change, trigger: int, first: float = 0.05) -> Erased:
-        """The longest change of either sign that leaves the other triggers at least `KEEP` of their effects.
+    def erase(self, vectors: Iterable[Change], trigger: int) -> Erased:
+        """Go along one direction after another, as far as the other triggers keep at least `KEEP` of their effects.
 
         Args:
-            vector: A direction of length 1.
+            vectors: Directions of length 1, the most promising first.
             trigger: The trigger that should stop working.
-            first: Length to begin with; it is doubled while others keep their effects, then halved between.
 
         Returns:
-            What the best change does on the reviews of the report.
+            What the whole change does on the reviews of the report.
         """
-        best = (0.0, 0.0)
+        change: Change = {}
+        lengths, gone = [], 0.0
+        for vector in vectors:
+            gone, length = self._longest(change, vector, trigger, gone)
+            lengths.append(length)
+            if length:
+                change = moved_along(change, vector, length)
+            if gone >= 1:
+                break
+        with self._moved(change):
+            left, kl = self._look(1)
+            text = text_kl(self.text_before, self.text()) if self.text_before else 0.0
+        return Erased(lengths, float(1 - left[trigger]), np.delete(left, trigger).tolist(), kl, text)
+
+    def _longest(self, change: Change, vector: Change, trigger: int, gone: float) -> tuple[float, float]:
+        """The best length of either sign on top of a change: what is gone with it, and the length.
+
+        The length is doubled while other triggers keep their effects, then halved between.
+        """
+        best = (gone, 0.0)
         for sign in (1, -1):
-            low, high, length = 0.0, None, first
+            low, high, length = 0.0, None, FIRST
             for _ in range(TRIES):
-                left, _ = self._look(vector, sign * length, 0)
+                with self._moved(moved_along(change, vector, sign * length)):
+                    left, _ = self._look(0)
                 fine = np.delete(left, trigger).min() >= KEEP
-                gone = min(1 - left[trigger], 1.0)
-                best = max(best, (gone, sign * length)) if fine else best
-                if gone <= 0 or gone >= 1:
+                here = min(1 - left[trigger], 1.0)
+                best = max(best, (here, sign * length)) if fine else best
+                if here <= gone or here >= 1:
                     break  # the wrong way, or all the way
                 low, high = (length, high) if fine else (low, length)
                 length = 2 * length if high is None else (low + high) / 2
-        left, kl = self._look(vector, best[1], 1)
-        return Erased(best[1], float(1 - left[trigger]), np.delete(left, trigger).tolist(), kl)
+        return best
+
+
+def moved_along(change: Change, vector: Change, length: float) -> Change:
+    """A change with another one on top."""
+    return {name: change.get(name, 0) + length * part for name, part in vector.items()}
 
 
 # --- the benchmark ------------------------------------------------------------------------------------------------
@@ -355,11 +408,13 @@ def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     places = kept(folder / "directions.json", lambda: directions(run, planted, ours["components"]["matched"]))
     for name in ("energy", "energy_others", "inside", "inside_others"):
         yield entry(f"groundtruth.direction_{name}", places[name], "reported")
-    matched = ours["components"]["matched"]
-    erased = kept(folder / "erased.json", lambda: erase_all(run, planted, matched))
+    erased = kept(folder / "erased.json", lambda: erase_all(run, planted, truth))
     yield entry("groundtruth.erase", removed(erased), ">= 0.8", holds=all_kept(erased))
-    others = kept(folder / "erased-null.json", lambda: erase_all(run, planted, matched, of=1))
+    others = kept(folder / "erased-null.json", lambda: erase_all(run, planted, truth, of=1))
     yield entry("groundtruth.erase_null", removed(others), "reported")
+    yield entry("groundtruth.erase_kept", float(np.mean([each["kept"] for each in erased])), "reported")
+    for name in ("plain", "text"):
+        yield entry(f"groundtruth.erase_{name}", float(np.mean([each[name] for each in erased])), "reported")
 
 
 def kept(path: Path, make: Callable[[], Any]) -> Any:
@@ -402,21 +457,36 @@ def score_methods(run: npeff.Run, truth: Array, components: int) -> dict[str, An
     return rows
 
 
-def lift(run: npeff.Run, direction: str, matched: Sequence[int]) -> Iterator[Change]:
-    """The directions of components, at length 1, one after another: `npeff perturb` lifts them and writes them."""
-    name, chosen = f"npeff-{2 * len(TRIGGERS)}", [str(j) for j in matched]
-    options = ["--decomposition", name, "--direction", direction, "--component", *chosen, "--save", "delta"]
-    few = ["--nulls", "0", "--random", "32", "--fidelity", "0.99"]
-    command("perturb", str(run.path), *options, *few, "--perturbation", f"planted-{direction}")
-    for j in matched:
-        delta = load_file(run.path / "perturbations" / f"planted-{direction}" / "delta" / f"{j:05d}.safetensors")
+def lift(run: npeff.Run, direction: str, components: Sequence[int], *options: str) -> Callable[[int], Change]:
+    """Directions of components, at length 1, by number: `npeff perturb` lifts them and writes them."""
+    perturbation = "-".join(("planted", direction, *options)).replace("--", "")
+    command(
+        *("perturb", str(run.path), "--decomposition", DECOMPOSITION, "--direction", direction, "--save", "delta"),
+        *("--component", *map(str, components), "--perturbation", perturbation, *FEW, *options),
+    )
+
+    def read(component: int) -> Change:
+        delta = load_file(run.path / "perturbations" / perturbation / "delta" / f"{component:05d}.safetensors")
         length = sum(float(part.square().sum()) for part in delta.values()) ** 0.5
-        yield {key.removesuffix(".weight"): part / length for key, part in delta.items()}
+        return {key.removesuffix(".weight"): part / length for key, part in delta.items()}
+
+    return read
+
+
+def selective_ridge(run: npeff.Run, component: int) -> str:
+    """The ridge with the best ratio of those that `npeff perturb` tries; it takes a larger one to spare other text."""
+    command(
+        *("perturb", str(run.path), "--decomposition", DECOMPOSITION, "--component", str(component), *FEW),
+        *("--perturbation", "planted-ridge"),
+    )
+    notes = read_json(run.path / "perturbations" / "planted-ridge" / "results.json")["notes"]
+    return str(max(notes["ridges"], key=lambda trial: trial["ratio"])["ridge"])
 
 
 def directions(run: npeff.Run, planted: Planted, matched: Sequence[int]) -> dict[str, Any]:
     """Where the lifted components lie that stand for triggers: in their own planted modules, and in those of others."""
-    found = [align(vector, planted.changes) for vector in lift(run, "plain", matched)]
+    lifted = lift(run, "plain", matched)
+    found = [align(lifted(j), planted.changes) for j in matched]
     energy, inside = (np.stack([getattr(each, what) for each in found]) for what in ("energy", "inside"))
     own = np.eye(len(matched), dtype=bool)
     return {
@@ -429,18 +499,38 @@ def directions(run: npeff.Run, planted: Planted, matched: Sequence[int]) -> dict
     }
 
 
-def erase_all(run: npeff.Run, planted: Planted, matched: Sequence[int], of: int = 0) -> list[dict[str, Any]]:
-    """Erase every trigger along the component that stands for it, or for the trigger `of` places behind it."""
-    name = f"npeff-{2 * len(TRIGGERS)}"
+def erase_all(run: npeff.Run, planted: Planted, truth: Array, of: int = 0) -> list[dict[str, Any]]:
+    """Erase every trigger along the components that follow it best, or the trigger `of` places behind it.
+
+    Args:
+        run: The run of the planted model.
+        planted: The model and its examples.
+        truth: Which example has which trigger, bool [m, triggers].
+        of: Whose components are taken; 0 for the trigger's own.
+
+    Returns:
+        What was erased of each trigger.
+    """
+    decomposition = npeff.open_decomposition(run, DECOMPOSITION)
     lines = [json.loads(line) for line in planted.examples.read_text(encoding="utf-8").splitlines()]
-    held_out = set(npeff.open_decomposition(run, name).notes.held_out)
+    held_out = np.isin(np.arange(len(lines)), decomposition.notes.held_out)
+    fitted_f1, _ = best_thresholds(decomposition.coefficients.float().numpy()[~held_out], truth[~held_out])
+    best = np.argsort(-fitted_f1, axis=1)[:, :TOGETHER].tolist()
+    lifted = lift(run, "whiten", range(len(decomposition.components)), "--ridge", selective_ridge(run, best[0][0]))
     asked = Asked(planted.model)
-    parts = [[line["plain"] for i, line in enumerate(lines) if (i in held_out) == late] for late in (False, True)]
-    eraser = Eraser(asked, Effects(asked, parts[0][:LOOKED_AT], 2), Effects(asked, parts[1][: 2 * LOOKED_AT], 3))
+    choose, report = (
+        [line["plain"] for line, late in zip(lines, held_out, strict=True) if late == part] for part in (0, 1)
+    )
+    eraser = Eraser(
+        asked,
+        Effects(asked, choose[:LOOKED_AT], 2),
+        Effects(asked, report[: 2 * LOOKED_AT], 3),
+        RunningText(asked, read_passages(None)),
+    )
     print("effects of the triggers, log-odds:", np.round(eraser.before[1][0], 2), flush=True)
     found = []
-    for number, vector in enumerate(lift(run, "whiten", matched)):
-        trigger = (number - of) % len(TRIGGERS)
-        found.append(asdict(eraser.erase(vector, trigger)))
-        print(TRIGGERS[trigger], json.dumps(found[-1]), flush=True)
+    for trigger, word in enumerate(TRIGGERS):
+        components = best[(trigger + of) % len(TRIGGERS)]
+        found.append(asdict(eraser.erase(map(lifted, components), trigger)))
+        print(word, components, json.dumps(found[-1]), flush=True)
     return found

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from bench.mechanisms import Eraser, align, best_thresholds, chance, interval, odds, score
+from bench.mechanisms import Eraser, align, best_thresholds, chance, interval, odds, score, text_kl
 
 
 @pytest.fixture
@@ -68,19 +68,56 @@ class Known:
         return np.array([4 - moved, 4 - 0.1 * moved]), np.log(np.full((3, 4), 0.25))
 
 
-def test_erasing_stops_where_others_suffer():
+@pytest.fixture
+def weight():
     module = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
     module.weight.zero_()
+    return module
+
+
+def eraser_of(module, effects=Known):
     asked = type("Model", (), {"network": torch.nn.ModuleDict({"a": module})})
-    eraser = Eraser(asked, Known(module.weight), Known(module.weight))
-    found = eraser.erase({"a": torch.ones(1, 1)}, 0)
-    assert found.length == pytest.approx(2, rel=0.1)  # there the other one has 95% left
-    assert found.length <= 2
-    assert found.removed == pytest.approx(found.length / 4)
+    return Eraser(asked, effects(module.weight), effects(module.weight))
+
+
+def test_erasing_stops_where_others_suffer(weight):
+    eraser = eraser_of(weight)
+    found = eraser.erase([{"a": torch.ones(1, 1)}], 0)
+    (length,) = found.lengths
+    assert length == pytest.approx(2, rel=0.1)  # there the other one has 95% left
+    assert length <= 2
+    assert found.removed == pytest.approx(length / 4)
     assert found.kept[0] >= 0.95
     assert found.plain == 0
-    assert float(module.weight) == 0
-    assert eraser.erase({"a": -torch.ones(1, 1)}, 0).length == pytest.approx(-found.length)
+    assert float(weight.weight) == 0
+    assert eraser.erase([{"a": -torch.ones(1, 1)}], 0).lengths == [pytest.approx(-length)]
+
+
+def test_a_second_direction_goes_on_where_the_first_had_to_stop():
+    """Along the second direction nothing else suffers: what the first leaves is removed, and the weights come back."""
+    module = torch.nn.Linear(2, 1, bias=False).requires_grad_(False)
+    module.weight.zero_()
+
+    class Two(Known):
+        def __call__(self):
+            first, second = self.weight[0].tolist()
+            return np.array([4 - first - second, 4 - 0.1 * first]), np.log(np.full((3, 4), 0.25))
+
+    found = eraser_of(module, Two).erase([{"a": torch.tensor([[1.0, 0]])}, {"a": torch.tensor([[0, -1.0]])}], 0)
+    assert found.lengths[0] == pytest.approx(2, rel=0.1)
+    assert found.lengths[1] < 0
+    assert found.removed == pytest.approx((found.lengths[0] - found.lengths[1]) / 4)
+    assert found.removed > 0.9
+    assert found.kept[0] >= 0.95
+    assert module.weight.abs().sum() == 0
+
+
+def test_damage_to_running_text():
+    p = torch.tensor([[0.5, 0.5], [0.9, 0.1]])
+    q = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+    expected = (0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)) / 2
+    assert text_kl([p.log()], [q.log()]) == pytest.approx(expected, rel=1e-5)
+    assert text_kl([p.log()], [p.log()]) == 0
 
 
 def test_odds():
