@@ -1,7 +1,5 @@
 """`npeff demo`: from nothing to a page with the components of a small language model, in minutes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -3,8 +3,6 @@
 What is not as it was collected is collected again; of results, people are told which command makes them again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

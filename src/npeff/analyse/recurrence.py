@@ -6,8 +6,6 @@ is told by the same rule: components of the other fit are mixed by a random rota
 span and loses the single directions.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import replace

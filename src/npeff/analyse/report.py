@@ -1,7 +1,5 @@
 """An analysis for people and machines: JSON, CSV, Markdown, LaTeX, figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

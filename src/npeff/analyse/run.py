@@ -1,7 +1,5 @@
 """`npeff analyse`: tunings, energies, correlations and top examples of a run's decompositions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

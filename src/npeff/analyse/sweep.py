@@ -1,12 +1,9 @@
 """`npeff sweep`: how many components? Losses held in and held out, and how many components have a tuning."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from npeff.decompose.run import fit, fit_key
 from npeff.store.layout import SWEEPS
 from npeff.store.run import Run
 from npeff.utils import distributed
-from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.configs import Record, from_dict, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one, read_object, write_json
 from npeff.utils.report import Axes, Column, Table, write_result
@@ -37,8 +34,7 @@ USERS = 32
 """Fitted examples that must use a planted mechanism for NPEFF to find it nearly always (docs/groundtruth.md)."""
 
 
-@dataclass(frozen=True)
-class SweepRow:
+class SweepRow(Record):
     """One number of components."""
 
     components: int
@@ -55,8 +51,7 @@ class SweepRow:
     """Passes until the fit ended."""
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(Record):
     """Several numbers of components beside each other (sweep.json)."""
 
     rows: list[SweepRow]

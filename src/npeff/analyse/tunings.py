@@ -4,12 +4,9 @@ A component that is label-tuned but not prediction-tuned ("LnP") is the paper's 
 with others. All functions take arrays; nothing here knows about files.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
@@ -20,6 +17,7 @@ from scipy import stats
 from npeff.analyse.ranking import columns, distinct, quantiles, top_examples
 from npeff.analyse.records import KINDS, Kind, Ordering, Rate
 from npeff.decompose.base import Decomposition
+from npeff.utils.configs import Record
 from npeff.utils.text import rounded
 from npeff.utils.types import Array
 
@@ -29,8 +27,7 @@ UNKNOWN = -1
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Classes:
+class Classes(Record):
     """A class for every example."""
 
     codes: Array
@@ -42,8 +39,7 @@ class Classes:
         return bool((self.codes != UNKNOWN).any())
 
 
-@dataclass(frozen=True)
-class Examples:
+class Examples(Record):
     """What is known about the m examples of a run, beside their coefficients."""
 
     predictions: Classes

@@ -4,8 +4,6 @@ Requests and answers are records. What a request does is a method of `Api`: the 
 methods' types and the first lines of their docstrings.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json
@@ -14,7 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
@@ -23,13 +21,13 @@ from npeff.explain.records import WeighedText
 from npeff.explore.themes import LONGEST, Theme, Themes, system_user
 from npeff.explore.tryout import ModelState, Tried, Tryout
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict
+from npeff.utils.configs import Record, from_dict
 from npeff.utils.errors import UserError
 from npeff.utils.text import shorten
 from npeff.utils.version import __version__
 
 PREFIX = "/api/"
-Record = TypeVar("Record")
+Asked = TypeVar("Asked")
 Schema = dict[str, Any]
 """A JSON schema, which is arbitrary JSON."""
 
@@ -42,20 +40,17 @@ Component = Annotated[int, {"minimum": 0, "maximum": 999_999_999}]
 Text = Annotated[str, {"minLength": 1, "maxLength": 20_000}]
 
 
-@dataclass(frozen=True)
-class Nothing:
+class Nothing(Record):
     """A question without details."""
 
 
-@dataclass(frozen=True)
-class OfDecomposition:
+class OfDecomposition(Record):
     """A question about a decomposition."""
 
     decomposition: Name
     """Its name."""
 
 
-@dataclass(frozen=True)
 class OfComponent(OfDecomposition):
     """A question about a component."""
 
@@ -63,7 +58,6 @@ class OfComponent(OfDecomposition):
     """Its number."""
 
 
-@dataclass(frozen=True)
 class NewTheme(OfComponent):
     """A theme to write down; an empty theme and note remove what is there."""
 
@@ -75,7 +69,6 @@ class NewTheme(OfComponent):
     """Who says so; the user of the server's system if empty."""
 
 
-@dataclass(frozen=True)
 class Try(OfDecomposition):
     """Texts to be explained."""
 
@@ -85,7 +78,6 @@ class Try(OfDecomposition):
     """For each text the other columns that the run's prompt names, if it names any."""
 
 
-@dataclass(frozen=True)
 class Weigh(Try):
     """Texts whose words are to be weighed."""
 
@@ -93,8 +85,7 @@ class Weigh(Try):
     """The components."""
 
 
-@dataclass(frozen=True)
-class State:
+class State(Record):
     """What the page needs to know about a decomposition at any time."""
 
     decomposition: str
@@ -109,8 +100,7 @@ class State:
     """Other columns that the run's prompt names."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Record):
     """Why a request was not answered."""
 
     error: str
@@ -250,7 +240,7 @@ def methods(path: str) -> list[str]:
 # --- reading a request --------------------------------------------------------------------------------------------
 
 
-def _from_body(kind: type[Record], body: bytes) -> Record:
+def _from_body(kind: type[Asked], body: bytes) -> Asked:
     """The record in the body of a request.
 
     Args:
@@ -271,7 +261,7 @@ def _from_body(kind: type[Record], body: bytes) -> Record:
     return _checked(kind, values)
 
 
-def _checked(kind: type[Record], values: dict[str, Any]) -> Record:
+def _checked(kind: type[Asked], values: dict[str, Any]) -> Asked:
     """A record from JSON values.
 
     Args:

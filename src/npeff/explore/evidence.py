@@ -1,9 +1,7 @@
 """Perturbations of a run's model along its components, as the page shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from npeff.decompose.base import Decomposition
 from npeff.perturb.records import (
@@ -21,13 +19,12 @@ from npeff.perturb.statistics import Interval
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
-from npeff.utils.configs import read_record
+from npeff.utils.configs import Record, read_record
 from npeff.utils.errors import UserError
 from npeff.utils.files import sha256
 
 
-@dataclass(frozen=True)
-class About:
+class About(Record):
     """What a perturbation did, in a line."""
 
     name: str
@@ -44,8 +41,7 @@ class About:
     """Means over its components."""
 
 
-@dataclass(frozen=True)
-class Effect:
+class Effect(Record):
     """What changing the model along a component did to held-out examples."""
 
     ratio: float
@@ -56,8 +52,7 @@ class Effect:
     """The largest ratio that chance gives; None if that was not measured."""
 
 
-@dataclass(frozen=True)
-class HeatMap:
+class HeatMap(Record):
     """Where a change lives in the model."""
 
     layers: list[int]
@@ -68,8 +63,7 @@ class HeatMap:
     """Part of the squared length, [layers][kinds]."""
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Record):
     """What a perturbation measured of a component."""
 
     about: About

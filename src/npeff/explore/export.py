@@ -14,12 +14,10 @@ Browsers do not let a page from disk fetch JSON, so each data file is a script w
 it needs.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -38,6 +36,7 @@ from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_fol
 from npeff.store.run import Run
 from npeff.store.schema import Manifest
 from npeff.tasks.config import FIELD
+from npeff.utils.configs import Record
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json, read_object, sha256, whole_directory, write_json, write_text
 from npeff.utils.progress import progress
@@ -53,8 +52,7 @@ BLOCK = 256
 """Examples per data file."""
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(Record):
     """A decomposition, as the list of all of them shows it."""
 
     analysis: Analysis
@@ -69,8 +67,7 @@ class Summary:
     """Components that were perturbed."""
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Record):
     """The run and its decompositions (data/run.js)."""
 
     facts: list[tuple[str, str | int]]

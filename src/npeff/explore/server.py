@@ -1,7 +1,5 @@
 """`npeff explore`: serves a run's page on this machine only, takes themes and tries texts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mimetypes

@@ -1,12 +1,9 @@
 """Measurements of recipes that are about time and memory."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +17,7 @@ from npeff.paper.recipe import Step, Value, values
 from npeff.paper.runs import MADE_FOR, Experiment
 from npeff.store.layout import DECOMPOSITIONS
 from npeff.store.run import Run
-from npeff.utils.configs import read_record, replace, to_dict, write_record
+from npeff.utils.configs import Record, read_record, replace, to_dict, write_record
 from npeff.utils.device import choose_device
 
 GIB = 2**30
@@ -28,16 +25,14 @@ TIMED = "timed-"
 """Before the name of a decomposition that was made to measure its cost."""
 
 
-@dataclass(frozen=True)
-class CollectionCost:
+class CollectionCost(Record):
     """What collecting takes: OUT/costs/KEY.json."""
 
     seconds: float
     """Seconds for one example."""
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(Record):
     """What a decomposition took: OUT/costs/KEY.json."""
 
     seconds: float

@@ -3,8 +3,6 @@
 Each calls the same functions as the commands do, and yields numbers, texts, and what could not be measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any

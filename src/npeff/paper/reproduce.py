@@ -1,7 +1,5 @@
 """`npeff reproduce`: measure a table or figure of the paper again, at a scale that the machine at hand can hold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 from npeff.analyse.records import Analysis, AnalysisOptions
@@ -25,7 +25,7 @@ from npeff.paper.config import ReproduceConfig
 from npeff.paper.recipe import Changed, Recipe, Setting, Settings, Setup, load_recipe, recipe_names
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
-from npeff.utils.configs import replace, to_dict
+from npeff.utils.configs import Record, replace, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.text import duration
 
@@ -68,8 +68,7 @@ _TWO_CORES = 100e9
 """Useful floating-point operations a second of two CPU cores: 80 to 120 were measured for the four tasks."""
 
 
-@dataclass(frozen=True)
-class Runs:
+class Runs(Record):
     """The runs of a reproduction: where they are, and how far they are smaller than the paper's."""
 
     config: ReproduceConfig
@@ -187,8 +186,7 @@ class Runs:
         return max(1, min(most, max(least, round(count * (math.sqrt(share) if root else share)))))
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(Record):
     """One of the paper's experiments, at this scale."""
 
     runs: Runs

@@ -1,12 +1,10 @@
 """Records of perturbations: what is measured, what it is made of, and all components together."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,13 +27,12 @@ from npeff.perturb.weights import Saved
 from npeff.perturb.where import Entry, Place
 from npeff.perturb.whitening import Notes
 from npeff.store.run import Run
-from npeff.utils.configs import read_record
+from npeff.utils.configs import Record, read_record
 from npeff.utils.errors import UserError
 from npeff.utils.types import Array
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(Record):
     """What results were made with: config.json."""
 
     npeff: str
@@ -50,8 +47,7 @@ class Made:
     """Fingerprint of the run that held-out examples are from, if it is another one."""
 
 
-@dataclass(frozen=True)
-class ComponentRecord:
+class ComponentRecord(Record):
     """What was measured of one component, or of a null in its place: components/NUMBER.json, nulls/NUMBER.json."""
 
     component: int
@@ -94,8 +90,7 @@ class ComponentRecord:
     """`component`, or `null`: a random group of examples took the place of a component's in every part."""
 
 
-@dataclass(frozen=True)
-class Null:
+class Null(Record):
     """What the same code gives for random groups of examples in place of components."""
 
     groups: int
@@ -108,8 +103,7 @@ class Null:
     """Interval that holds 95% of such ratios; an effect within it is none."""
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(Record):
     """All components together."""
 
     components: int
@@ -151,8 +145,7 @@ class Summary:
         return words
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(Record):
     """Everything that was measured so far: results.json."""
 
     summary: Summary

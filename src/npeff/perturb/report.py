@@ -1,7 +1,5 @@
 """Results of perturbations as files: tables and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`npeff perturb`: change the model along components, and measure which examples are affected."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

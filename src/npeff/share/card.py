@@ -3,8 +3,6 @@
 What all cards say is in card.md. Texts of the run are literal in it: none can be markup, a link or a mention.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from string import Template
 

@@ -4,8 +4,6 @@ A form shows two kinds of groups: top examples of components that are drawn at r
 drawn at random.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

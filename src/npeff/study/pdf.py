@@ -3,8 +3,6 @@
 To be imported only where a PDF is written or read: its libraries are optional (`npeff.study.kit.check_pdf_libraries`).
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Container, Iterator

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from npeff.utils.configs import write_record
+from npeff.utils.configs import Record, write_record
 from npeff.utils.files import whole_file, write_text
 
 Axes = Any
@@ -22,8 +22,7 @@ Figure = Any
 Value = str | float | bool | None
 
 
-@dataclass(frozen=True)
-class Emphasis:
+class Emphasis(Record):
     """A value of a table that stands out where it is read."""
 
     value: Value
@@ -33,8 +32,7 @@ class Emphasis:
 Cell = Value | Emphasis
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Record):
     """A column of a table."""
 
     name: str
