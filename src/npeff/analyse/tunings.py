@@ -172,25 +172,20 @@ def expected_rates(examples: Examples, top: int, orderings: int = 1, unique: boo
     return {kind: None if kind in absent else min(1.0, float(orderings * rate)) for kind, rate in rates.items()}
 
 
-def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's confidence interval of a share.
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95% confidence interval of a share.
 
     Args:
         successes: How often it was so.
         trials: How often it was tried.
-        z: Quantile of the normal distribution; 95% unless told otherwise.
 
     Returns:
         Lower and upper end.
     """
     if not trials:
         return 0.0, 1.0
-    share, z2 = successes / trials, z * z
-    middle = share + z2 / (2 * trials)
-    half = z * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    low, high = (middle - half) / (1 + z2 / trials), (middle + half) / (1 + z2 / trials)
-    # rounding must not push the interval off a share of exactly 0 or 1
-    return (0.0 if successes == 0 else max(0.0, low)), (1.0 if successes == trials else min(1.0, high))
+    low, high = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 def compare_rates(first: Rate | None, second: Rate | None) -> float | None:

@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
@@ -28,6 +28,7 @@ from npeff.utils.version import __version__
 
 PREFIX = "/api/"
 Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 Schema = dict[str, Any]
 """A JSON schema, which is arbitrary JSON."""
 
@@ -164,53 +165,39 @@ class Api:
         return self._journal(asked, unchanged=True).add(asked.component, asked.theme, asked.note, asked.who)
 
     def try_texts(self, asked: Try) -> Tried | ModelState:
-        """Coefficients and answers of texts. The first call only begins to load the model.
+        """Coefficients and answers of texts. The first call only begins to load the model."""
+        return self._ask_model(asked, self._tryout.explain)
+
+    def weigh_words(self, asked: Weigh) -> list[WeighedText] | ModelState:
+        """What each word of texts carries of components. The first call only begins to load the model."""
+        return self._ask_model(asked, self._tryout.weigh, asked.components)
+
+    def _ask_model(self, asked: Try, act: Callable[..., Answer], components: Sequence[int] = ()) -> Answer | ModelState:
+        """What the model says about texts; how far it is loaded, as long as it is not.
 
         Args:
             asked: The texts.
+            act: What to do with the decomposition's name, the texts, their other columns and the components, if any.
+            components: Numbers of components.
 
         Returns:
-            What the model and the components make of them; how far the model is loaded, as long as it is not.
+            What `act` gives.
 
         Raises:
-            ApiError: Other columns of the prompt are missing, or the model cannot take these texts.
+            ApiError: Other columns of the prompt are missing, there is no such component, or the model cannot take
+                these texts.
         """
-        journal = self._journal(asked, unchanged=True)
-        self._check_fields(asked)
-        if not self._tryout.is_ready():
-            return self._tryout.status
-        try:
-            return self._tryout.explain(journal.name, asked.texts, asked.fields)
-        except UserError as error:  # a text too long for the model, most likely
-            raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
-
-    def weigh_words(self, asked: Weigh) -> list[WeighedText] | ModelState:
-        """What each word of texts carries of components. The first call only begins to load the model.
-
-        Args:
-            asked: Texts and components.
-
-        Returns:
-            The words of each text; how far the model is loaded, as long as it is not.
-
-        Raises:
-            ApiError: There is no such component, or the model cannot take these texts.
-        """
-        journal = self._journal(asked, unchanged=True)
-        self._check_fields(asked)
-        if max(asked.components) >= journal.components:
-            raise ApiError(HTTPStatus.NOT_FOUND, f"There is no component {max(asked.components)} in {journal.name}.")
-        if not self._tryout.is_ready():
-            return self._tryout.status
-        try:
-            return self._tryout.weigh(journal.name, asked.texts, asked.fields, asked.components)
-        except UserError as error:
-            raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
-
-    def _check_fields(self, asked: Try) -> None:
-        wanted = set(self._tryout.fields)
+        journal, wanted = self._journal(asked, unchanged=True), set(self._tryout.fields)
         if wanted and [set(given) for given in asked.fields] != [wanted] * len(asked.texts):
             raise ApiError(HTTPStatus.BAD_REQUEST, f"fields should give {', '.join(sorted(wanted))} for each text.")
+        if max(components, default=0) >= journal.components:
+            raise ApiError(HTTPStatus.NOT_FOUND, f"There is no component {max(components)} in {journal.name}.")
+        if not self._tryout.is_ready():
+            return self._tryout.status
+        try:
+            return act(journal.name, asked.texts, asked.fields, *([components] if components else []))
+        except UserError as error:  # a text too long for the model, most likely
+            raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
     def _journal(self, asked: OfDecomposition, unchanged: bool = False) -> Themes:
         """The journal of the decomposition, and of the component, that is asked for."""

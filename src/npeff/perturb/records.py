@@ -12,17 +12,11 @@ import numpy as np
 
 from npeff.collect.identity import changes
 from npeff.decompose.base import Decomposition
+from npeff.perturb import statistics
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.elsewhere import RUNNING_TEXT
 from npeff.perturb.evaluate import CurvePoint, Outcome, Trial
-from npeff.perturb.statistics import (
-    Interval,
-    average_interval,
-    geometric_mean,
-    mean_interval,
-    next_interval,
-    ratio,
-)
+from npeff.perturb.statistics import Interval, geometric_mean
 from npeff.perturb.weights import Saved
 from npeff.perturb.where import Entry, Place
 from npeff.perturb.whitening import Notes
@@ -356,7 +350,7 @@ def summarise(records: Sequence[ComponentRecord], protocol: str = "paper") -> Su
         predicted_ratio=geometric_mean(predicted) if predicted else None,
         fidelity=min(record.fidelity for record in components),
         protocol=protocol,
-        interval=mean_interval(*kls_of(measured)) if measured else None,
+        interval=statistics.mean_interval(*kls_of(measured)) if measured else None,
         null=null,
         above_null=sum(above) if above else None,
         elsewhere=geometric_mean(damages) if damages else None,
@@ -372,10 +366,12 @@ def kls_of(outcomes: Sequence[Outcome]) -> tuple[list[Array], list[Array]]:
 def damage_ratio(outcome: Outcome) -> float | None:
     """KL a token on running text ÷ KL of the top examples; None where it was not measured."""
     damage = next((damage.kl for damage in outcome.elsewhere if damage.text == RUNNING_TEXT), None)
-    return None if damage is None else ratio(damage, outcome.top_kl)
+    return None if damage is None else statistics.ratio(damage, outcome.top_kl)
 
 
 def _null(ratios: list[float]) -> Null | None:
     if not ratios:
         return None
-    return Null(len(ratios), geometric_mean(ratios), average_interval(ratios), next_interval(ratios))
+    return Null(
+        len(ratios), geometric_mean(ratios), statistics.average_interval(ratios), statistics.next_interval(ratios)
+    )
