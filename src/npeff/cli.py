@@ -23,10 +23,8 @@ import tyro
 from npeff.collect.config import CollectConfig
 from npeff.config import ReplayConfig
 from npeff.models.config import confirm_trust
+from npeff.utils import UserError, __version__, out_of_memory, read_object
 from npeff.utils.configs import Record, check_numbers, did_you_mean, field_docs, from_dict, refuse_old
-from npeff.utils.errors import UserError, out_of_memory
-from npeff.utils.files import read_object
-from npeff.utils.version import __version__
 
 
 class Command(Record):

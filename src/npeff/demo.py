@@ -32,8 +32,7 @@ from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.tasks.data import load_dataset
 from npeff.tasks.task import load_task
-from npeff.utils.configs import to_dict
-from npeff.utils.errors import UserError
+from npeff.utils import UserError, to_dict
 from npeff.utils.files import read_json, write_text
 
 NAME = "npeff"

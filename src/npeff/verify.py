@@ -19,9 +19,7 @@ from npeff.store.layout import ANALYSIS, DECOMPOSITIONS, EXAMPLES, PERTURBATIONS
 from npeff.store.rows import Shard
 from npeff.store.run import Run
 from npeff.tasks.data import Dataset
-from npeff.utils.configs import read_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one, read_object
+from npeff.utils import UserError, only_one, read_object, read_record
 from npeff.utils.progress import progress
 
 

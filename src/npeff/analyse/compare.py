@@ -13,11 +13,8 @@ from npeff.decompose.methods import kind_of
 from npeff.decompose.run import common_holdout, decompose
 from npeff.store.layout import COMPARISONS
 from npeff.store.run import Run
-from npeff.utils.configs import Record, replace, to_dict
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, __version__, percent, replace, to_dict
 from npeff.utils.report import Axes, Cell, Column, Emphasis, Table, write_result
-from npeff.utils.text import percent
-from npeff.utils.version import __version__
 
 _COLUMNS: dict[Kind, str] = {"prediction": "Pred", "label": "Label", "lnp": "LnP"}
 _NUMBERS = ("share", "low", "high", "expected", "tuned", "of")

@@ -6,8 +6,7 @@ from typing import ClassVar
 import tyro
 
 from npeff.decompose.config import METHODS, Method, SaeConfig, SolverConfig, positive
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
 class AnalyseConfig(Record):

@@ -13,9 +13,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.store.layout import choose_decomposition
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
-from npeff.utils.text import shorten
+from npeff.utils import Record, UserError, shorten
 
 _WIDTH = 100
 """Characters of a top example that are printed."""

@@ -19,8 +19,7 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.methods import create
 from npeff.store.rows import RowSource, SubsetRows
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
-from npeff.utils.files import read_object
+from npeff.utils import UserError, read_object
 from npeff.utils.progress import progress
 from npeff.utils.types import Array
 

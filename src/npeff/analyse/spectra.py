@@ -10,11 +10,9 @@ from npeff.analyse.config import SpectraConfig
 from npeff.store.layout import SPECTRA
 from npeff.store.rows import RowSource
 from npeff.store.run import Run
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, __version__
 from npeff.utils.report import Axes, Column, Table, write_result
 from npeff.utils.types import Array
-from npeff.utils.version import __version__
 
 _EXAMPLES = 256
 

@@ -19,12 +19,9 @@ from npeff.decompose.config import FitConfig, suggest_components
 from npeff.decompose.run import fit, fit_key
 from npeff.store.layout import SWEEPS
 from npeff.store.run import Run
-from npeff.utils import distributed
-from npeff.utils.configs import Record, from_dict, to_dict
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, distributed, from_dict, percent, to_dict
 from npeff.utils.files import only_one, read_object, write_json
 from npeff.utils.report import Axes, Column, Table, write_result
-from npeff.utils.text import percent
 
 MEASURED = "measured.json"
 """File of all rows that were measured, so that a sweep continues."""

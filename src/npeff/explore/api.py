@@ -21,10 +21,7 @@ from npeff.explain.records import WeighedText
 from npeff.explore.themes import LONGEST, Theme, Themes, system_user
 from npeff.explore.tryout import ModelState, Tried, Tryout
 from npeff.store.run import Run
-from npeff.utils.configs import Record, from_dict
-from npeff.utils.errors import UserError
-from npeff.utils.text import shorten
-from npeff.utils.version import __version__
+from npeff.utils import Record, UserError, __version__, from_dict, shorten
 
 PREFIX = "/api/"
 Asked = TypeVar("Asked")

@@ -2,8 +2,7 @@
 
 import tyro
 
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
 class ExploreConfig(Record):

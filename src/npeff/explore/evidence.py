@@ -11,9 +11,7 @@ from npeff.perturb.statistics import Interval
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
-from npeff.utils.configs import Record, read_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import sha256
+from npeff.utils import Record, UserError, read_record, sha256
 
 
 class About(Record):

@@ -36,12 +36,10 @@ from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_fol
 from npeff.store.run import Run
 from npeff.store.schema import Manifest
 from npeff.tasks.config import FIELD
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, __version__
 from npeff.utils.files import read_json, read_object, sha256, whole_directory, write_json, write_text
 from npeff.utils.progress import progress
 from npeff.utils.text import cut, percent, rounded, short
-from npeff.utils.version import __version__
 
 FORMAT = 6
 MARKER = "site.json"

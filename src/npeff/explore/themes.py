@@ -18,8 +18,7 @@ from npeff.decompose.base import SavedDecomposition
 from npeff.explore.config import ThemesConfig
 from npeff.store.layout import THEMES, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import Record, from_dict, read_record, to_dict
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, from_dict, read_record, to_dict
 from npeff.utils.files import only_one, remove_partials, whole_file, with_seal, without_seal, write_json
 from npeff.utils.report import Column, Table
 from npeff.utils.text import is_text

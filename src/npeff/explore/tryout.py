@@ -21,9 +21,7 @@ from npeff.explain.words import LeaveOut
 from npeff.explore.pages import strongest
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
-from npeff.utils.text import rounded
+from npeff.utils import Record, UserError, rounded
 
 ANSWERS = 8
 """Most likely answers of each text that are listed."""

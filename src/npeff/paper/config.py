@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 import tyro
 
 from npeff.tasks.config import BUILTIN
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
 class IclConfig(Record):

@@ -20,12 +20,9 @@ from npeff.paper.icl_context import Context, Predictor, draw, predict_all, searc
 from npeff.perturb.statistics import DRAWS, LEVEL, Interval
 from npeff.store.layout import ICL, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import Record, to_dict
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one
+from npeff.utils import Record, UserError, __version__, only_one, to_dict
 from npeff.utils.report import BLUE, Cell, Column, Table, write_result
 from npeff.utils.types import Array
-from npeff.utils.version import __version__
 
 UNDECIDED = -1
 """In place of a label, where there is no vote."""

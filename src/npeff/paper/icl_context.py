@@ -19,8 +19,7 @@ from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import Before, Task, Turns
-from npeff.utils.configs import Record, read_record, write_record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, read_record, write_record
 from npeff.utils.types import Array
 
 

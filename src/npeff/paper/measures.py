@@ -37,9 +37,8 @@ from npeff.perturb.run import perturb
 from npeff.store.layout import DECOMPOSITIONS
 from npeff.store.rows import RowSource
 from npeff.store.run import Run
-from npeff.utils.configs import Record, read_record, replace, to_dict, write_record
+from npeff.utils import Record, UserError, read_record, replace, to_dict, write_record
 from npeff.utils.device import choose_device
-from npeff.utils.errors import UserError
 
 MAGNITUDE, THRESHOLD = 20.0, 0.5
 """The paper's perturbations: length of the change, and cosine from which components are not rejected from."""

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from npeff.decompose.config import Method, PaperConfig
-from npeff.utils.configs import Record, from_dict, replace
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, from_dict, replace
 
 Number = int | float | None
 Setting = int | float | str | None

@@ -25,9 +25,7 @@ from npeff.paper.config import ReproduceConfig
 from npeff.paper.recipe import Changed, Recipe, Setting, Settings, Setup, load_recipe, recipe_names
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
-from npeff.utils.configs import Record, replace, to_dict
-from npeff.utils.errors import UserError
-from npeff.utils.text import duration
+from npeff.utils import Record, UserError, duration, replace, to_dict
 
 TOP = 16
 """Top examples of a component, as in the paper."""

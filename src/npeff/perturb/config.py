@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 import tyro
 
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 ALL = "all"
 Direction = Literal["whiten", "reject", "plain"]

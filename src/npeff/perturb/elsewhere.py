@@ -17,8 +17,7 @@ from npeff.models.answers import AnswerSet
 from npeff.models.prompts import Prompts, encode_all
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import load_task
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 EMBEDDED = Path(__file__).with_name("elsewhere.yaml")
 PASSAGE = 128

@@ -24,8 +24,7 @@ from npeff.decompose.base import Decomposition, Order
 from npeff.perturb.lift import check_component
 from npeff.store.examples import whole_texts
 from npeff.store.run import Run
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 from npeff.utils.types import Array
 
 TUNE = 1 / 3

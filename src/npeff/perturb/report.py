@@ -13,8 +13,7 @@ from npeff.perturb.records import ComponentRecord, Made, Results, chance_limit, 
 from npeff.perturb.statistics import compare_ratios
 from npeff.perturb.where import by_layer_and_kind
 from npeff.perturb.whitening import Notes
-from npeff.utils.configs import read_record, write_record
-from npeff.utils.files import only_one, remove_partials
+from npeff.utils import only_one, read_record, remove_partials, write_record
 from npeff.utils.report import Column, Emphasis, Table, draw_figure, new_figure, write_figure, write_report
 
 _PATIENCE = 10.0

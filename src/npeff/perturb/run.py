@@ -28,11 +28,7 @@ from npeff.perturb.where import find_places, largest_entries
 from npeff.perturb.whitening import DirectionMaker, Notes
 from npeff.store.layout import PERTURBATIONS, choose_decomposition, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import read_record, to_dict, write_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one, remove_partials
-from npeff.utils.text import duration
-from npeff.utils.version import __version__
+from npeff.utils import UserError, __version__, duration, only_one, read_record, remove_partials, to_dict, write_record
 
 
 def perturb(config: PerturbConfig) -> dict[str, Results]:

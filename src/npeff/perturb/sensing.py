@@ -20,8 +20,7 @@ from tqdm import tqdm
 from npeff.collect.sketch.base import Sketch
 from npeff.perturb.config import SensingConfig
 from npeff.perturb.lift import Parameters, norm, scale_to_unit
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 GAMMA = 0.99
 """Continuation starts where the vector leaves zero, times this."""

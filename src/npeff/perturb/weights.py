@@ -18,8 +18,7 @@ from npeff.models.experts import computing_experts, is_router
 from npeff.models.select import CapturedModule
 from npeff.perturb.lift import Parameters, norm
 from npeff.perturb.where import low_rank
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 from npeff.utils.files import PARTIAL, disk_errors, whole_file, write_json
 
 forward_ad: Any = _forward_ad  # torch leaves it untyped

@@ -15,9 +15,8 @@ from npeff.perturb.statistics import Interval
 from npeff.share.hub import HUB_ID
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
-from npeff.utils.configs import read_record
+from npeff.utils import percent, read_record, shorten
 from npeff.utils.report import Column, Table, as_literal, as_markdown
-from npeff.utils.text import percent, shorten
 
 SHOWN_COMPONENTS = 8
 SHOWN_EXAMPLES = 4

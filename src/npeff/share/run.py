@@ -21,11 +21,9 @@ from npeff.share.config import PullConfig, PushConfig
 from npeff.share.hub import HUB, INDEX, Place, open_place
 from npeff.store.layout import DECOMPOSITIONS, EXAMPLES, MANIFEST, PERTURBATIONS, RESULTS, SHARDS, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import Record, from_dict, write_record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, __version__, from_dict, write_record
 from npeff.utils.files import disk_errors, only_one, sha256, write_text
 from npeff.utils.text import amount
-from npeff.utils.version import __version__
 
 FORMAT = 1
 CARD = "README.md"

@@ -13,8 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from npeff.store.layout import SHARDS
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError, out_of_memory
+from npeff.utils import Record, UserError, out_of_memory
 from npeff.utils.types import Array
 
 

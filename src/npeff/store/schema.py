@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from npeff.tasks.task import Before
-from npeff.utils.configs import Record, from_dict
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, from_dict
 from npeff.utils.files import SEAL, parse_json, without_seal
 
 FORMAT = 1

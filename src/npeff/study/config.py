@@ -4,8 +4,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
 class MakeConfig(Record):

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from npeff.explore.themes import PERSON
-from npeff.utils.configs import Record, read_record, to_dict
-from npeff.utils.errors import UserError
-from npeff.utils.version import __version__
+from npeff.utils import Record, UserError, __version__, read_record, to_dict
 
 FORMAT = 1
 GROUPS = "groups.json"

@@ -10,11 +10,8 @@ from npeff.explore.themes import LONGEST, Themes
 from npeff.store.run import Run
 from npeff.study.config import ScoreConfig
 from npeff.study.kit import Key, Sheet, read_key, read_kit, read_sheets
-from npeff.utils.configs import Record, write_record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, __version__, shorten, write_record
 from npeff.utils.report import Cell, Column, Table, as_markdown, write_report
-from npeff.utils.text import shorten
-from npeff.utils.version import __version__
 
 RESULTS = "results"
 
