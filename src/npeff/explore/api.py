@@ -1,33 +1,28 @@
 """What the page asks of its server: themes and notes, and texts to try. JSON in, JSON out.
 
-Requests and answers are records. What a request does is a method of `Api`: the OpenAPI document is made from the
-methods' types and the first lines of their docstrings.
+Requests and answers are records, with limits in the words of JSON schema. What a request does is a method of `Api`.
 """
 
 import dataclasses
-import inspect
 import json
 import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
 from npeff.explain.records import WeighedText
 from npeff.explore.themes import LONGEST, Theme, Themes, system_user
 from npeff.explore.tryout import ModelState, Tried, Tryout
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, __version__, from_dict, shorten
+from npeff.utils import Record, UserError, from_dict, shorten
 
 PREFIX = "/api/"
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
-Schema = dict[str, Any]
-"""A JSON schema, which is arbitrary JSON."""
 
 
 # --- records ------------------------------------------------------------------------------------------------------
@@ -36,10 +31,6 @@ Schema = dict[str, Any]
 Name = Annotated[str, {"minLength": 1, "maxLength": 255}]
 Component = Annotated[int, {"minimum": 0, "maximum": 999_999_999}]
 Text = Annotated[str, {"minLength": 1, "maxLength": 20_000}]
-
-
-class Nothing(Record):
-    """A question without details."""
 
 
 class OfDecomposition(Record):
@@ -130,7 +121,7 @@ class Api:
         Returns:
             Status, and a record or a list of records.
         """
-        act = _GET[path] if body is None else _POST[path]
+        act = GET[path] if body is None else POST[path]
         kind = typing.get_type_hints(act)["asked"]
         try:
             answer = act(self, _from_query(kind, query) if body is None else _from_body(kind, body))
@@ -143,10 +134,6 @@ class Api:
             print(f"npeff explore: {type(error).__name__}: {error}", file=sys.stderr)
             return HTTPStatus.INTERNAL_SERVER_ERROR, Problem(f"Something went wrong here: {type(error).__name__}.")
         return HTTPStatus.ACCEPTED if isinstance(answer, ModelState) else HTTPStatus.OK, answer
-
-    def description(self, asked: Nothing) -> Schema:
-        """This description."""
-        return OPENAPI
 
     def state(self, asked: OfDecomposition) -> State:
         """Themes and notes of a decomposition, and whether the model is loaded."""
@@ -212,13 +199,13 @@ class Api:
 
 
 Act = Callable[[Api, Any], Any]
-_GET: dict[str, Act] = {"/api/state": Api.state, "/api/history": Api.history, "/api/openapi.json": Api.description}
-_POST: dict[str, Act] = {"/api/theme": Api.give_theme, "/api/try": Api.try_texts, "/api/words": Api.weigh_words}
+GET: dict[str, Act] = {"/api/state": Api.state, "/api/history": Api.history}
+POST: dict[str, Act] = {"/api/theme": Api.give_theme, "/api/try": Api.try_texts, "/api/words": Api.weigh_words}
 
 
 def methods(path: str) -> list[str]:
     """Methods that a path takes; none if there is no such path."""
-    return ["POST"] if path in _POST else ["GET", "HEAD"] if path in _GET else []
+    return ["POST"] if path in POST else ["GET", "HEAD"] if path in GET else []
 
 
 # --- reading a request --------------------------------------------------------------------------------------------
@@ -298,79 +285,3 @@ def _from_query(kind: type, query: str) -> Any:
     if re.fullmatch("[0-9]{1,9}", values.get("component", ""), re.ASCII):
         values["component"] = int(values["component"])
     return _checked(kind, values)
-
-
-# --- the document -------------------------------------------------------------------------------------------------
-
-_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-
-
-def schema(hint: Any) -> Schema:
-    """The JSON schema of a type.
-
-    Args:
-        hint: A record's class, or what a field of one may be.
-
-    Returns:
-        The schema; `Annotated` types carry their limits in the words of JSON schema.
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return {}
-    if origin is Annotated:
-        return {**schema(arguments[0]), **arguments[1]}
-    if origin in (typing.Union, types.UnionType):
-        parts = [schema(part) for part in arguments]
-        return {**parts[0], "type": [part["type"] for part in parts]}
-    if origin is Literal:
-        return {"type": "string", "enum": list(arguments)}
-    if origin in (list, tuple):  # a tuple here has one kind of entries
-        return {"type": "array", "items": schema(arguments[0])}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": schema(arguments[1])}
-    if not dataclasses.is_dataclass(hint):
-        return {"type": _PLAIN[hint]}
-    hints, fields = typing.get_type_hints(hint, include_extras=True), dataclasses.fields(hint)
-    missing = (dataclasses.MISSING, dataclasses.MISSING)
-    return {
-        "type": "object",
-        "properties": {each.name: schema(hints[each.name]) for each in fields},
-        "required": [each.name for each in fields if (each.default, each.default_factory) == missing],
-        "additionalProperties": False,
-    }
-
-
-def _content(text: str, hint: Any) -> Schema:
-    return {"description": text, "content": {"application/json": {"schema": schema(hint)}}}
-
-
-_PROBLEMS = (400, 403, 404, 500)
-_PROBLEMS_OF_POST = (409, 411, 413, 415)
-
-
-def _describe(act: Act, posted: bool) -> Schema:
-    """What a request and its answers may be."""
-    hints = typing.get_type_hints(act)
-    asked, answer = hints["asked"], hints["return"]
-    kinds = typing.get_args(answer) if isinstance(answer, types.UnionType) else (answer,)
-    texts = {"200": "the answer", "202": "the model is being loaded"}
-    answers = {code: _content(texts[code], kind) for code, kind in zip(texts, kinds, strict=False)}
-    problems = (*_PROBLEMS, *_PROBLEMS_OF_POST) if posted else _PROBLEMS
-    answers |= {str(code): _content(HTTPStatus(code).phrase, Problem) for code in problems}
-    described = {"summary": (inspect.getdoc(act) or "").partition("\n")[0], "responses": answers}
-    if posted:
-        return {"post": {**described, "requestBody": {**_content("the request", asked), "required": True}}}
-    parts = schema(asked)["properties"]
-    queries = [{"name": name, "in": "query", "required": True, "schema": part} for name, part in parts.items()]
-    return {"get": {**described, "parameters": queries}}
-
-
-OPENAPI: Schema = {
-    "openapi": "3.1.0",
-    "info": {
-        "title": "npeff explore",
-        "version": __version__,
-        "description": "A POST needs a header X-Npeff of any value, or Sec-Fetch-Site: same-origin.",
-    },
-    "paths": {path: _describe(act, path in _POST) for path, act in (_GET | _POST).items()},
-}

@@ -356,12 +356,7 @@ class Evaluator:
         return ratio(float(effects["top"].mean()), float(effects["random"][_others(groups["random"], ranked)].mean()))
 
     def _outcome(
-        self,
-        chosen: Trial,
-        ranked: Ranked,
-        groups: Mapping[str, Divergence],
-        predicted: float | None,
-        elsewhere: bool,
+        self, chosen: Trial, ranked: Ranked, groups: Mapping[str, Divergence], predicted: float | None, elsewhere: bool
     ) -> Outcome:
         """What the weights at hand do to all groups of examples."""
         kls: dict[str, Array] = {}
