@@ -37,7 +37,7 @@ from npeff.store.run import Run
 from npeff.store.schema import Manifest
 from npeff.tasks.config import FIELD
 from npeff.utils import Record, UserError, __version__
-from npeff.utils.files import read_json, read_object, sha256, whole_directory, write_json, write_text
+from npeff.utils.files import read_object, sha256, whole_directory, write_json, write_text
 from npeff.utils.progress import progress
 from npeff.utils.text import cut, percent, rounded, short
 
@@ -109,7 +109,7 @@ def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
     analyses = read_analyses(run)
     names = [analysis.name for analysis in analyses]
     made = _made(run, names, default)
-    if (out / MARKER).is_file() and read_json(out / MARKER) == made:
+    if (out / MARKER).is_file() and read_object(out / MARKER) == made:
         _write_themes(out, run, names)
         print(f"The page in {out} is up to date.")
         return out / "index.html"

@@ -62,12 +62,8 @@ def _outcomes(results: Results) -> Table:
     """A line for each component and null."""
     sample = "Held-out" if results.summary.protocol == "heldout" else "In-sample"
     columns = [Column("component"), Column("fidelity", ".3f"), Column("ratio", ".3g", "KL ratio")]
-    columns += [
-        Column("low", ".3g"),
-        Column("high", ".3g"),
-        Column("chance", ".3g", "chance, at most"),
-        Column("effect"),
-    ]
+    columns += [Column("low", ".3g"), Column("high", ".3g"), Column("chance", ".3g", "chance, at most")]
+    columns.append(Column("effect"))
     for name, style in _FORMATS.items():
         columns.append(Column(name, style, name.replace("_", " ").replace("kl", "KL"), None if style else "csv"))
     columns += [Column("elsewhere", ".2g", "running text, KL a token")]

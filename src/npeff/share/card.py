@@ -112,14 +112,9 @@ def _components(run: Run, analysis: Analysis) -> str:
 
 def _perturbations(run: Run) -> str:
     """What perturbing the model along components did, where that was measured; held-out results first."""
-    columns = [Column("perturbation"), Column("measured on"), Column("components"), Column("above chance")]
-    columns += [
-        Column("KL ratio", ".3g"),
-        Column("95% interval"),
-        Column("random groups", ".3g"),
-        Column("95% of them"),
-    ]
-    columns += [Column("elsewhere", ".2%"), Column("norm ratio", ".2f")]
+    formats = {"perturbation": "", "measured on": "", "components": "", "above chance": "", "KL ratio": ".3g"}
+    formats |= {"95% interval": "", "random groups": ".3g", "95% of them": "", "elsewhere": ".2%", "norm ratio": ".2f"}
+    columns = [Column(name, style) for name, style in formats.items()]
     files = sorted((run.path / PERTURBATIONS).glob("*/results.json"))
     found = [(file.parent.name, read_record(Results, file).summary) for file in files]
     rows = [

@@ -115,23 +115,11 @@ def _bare(cell: Cell) -> Value:
 
 _MARKDOWN_STYLES = {"bold": ("**", "**"), "underlined": ("<u>", "</u>")}
 _LATEX_STYLES = {"bold": (r"\textbf{", "}"), "underlined": (r"\underline{", "}")}
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    **{char: f"\\{char}" for char in "&%$#_{}"},
-    "→": r"$\to$",
-    "±": r"$\pm$",
-    "÷": r"$\div$",
-    "\u2212": "$-$",
-    "√": r"$\surd$",
-    "τ": r"$\tau$",
-    "…": r"\ldots{}",
-    "[": "{[}",  # at the beginning of a line it would be an option of the line before
-    "]": "{]}",
-}
+_LATEX = {char: f"\\{char}" for char in "&%$#_{}"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
+_LATEX |= {">": r"\textgreater{}", "→": r"$\to$", "±": r"$\pm$", "÷": r"$\div$", "\u2212": "$-$", "√": r"$\surd$"}
+_LATEX |= {"τ": r"$\tau$", "…": r"\ldots{}"}
+_LATEX |= {"[": "{[}", "]": "{]}"}  # at the beginning of a line it would be an option of the line before
 
 
 def as_literal(text: str) -> str:
