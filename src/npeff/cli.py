@@ -3,8 +3,6 @@
 Nothing heavy is imported before a command runs, so that `--help` and mistakes in options answer at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect
@@ -16,7 +14,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,11 @@ import tyro
 from npeff.collect.config import CollectConfig
 from npeff.config import ReplayConfig
 from npeff.models.config import confirm_trust
-from npeff.utils.configs import check_numbers, did_you_mean, field_docs, from_dict, refuse_old
-from npeff.utils.errors import UserError, out_of_memory
-from npeff.utils.files import read_object
-from npeff.utils.version import __version__
+from npeff.utils import UserError, __version__, out_of_memory, read_object
+from npeff.utils.configs import Record, check_numbers, did_you_mean, field_docs, from_dict, refuse_old
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(Record):
     """What stands behind a word of the command line."""
 
     room: str
@@ -240,8 +235,7 @@ def replay(config: ReplayConfig) -> Any:
 # --- help ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(Record):
     """An option or argument as `--help` shows it."""
 
     names: tuple[str, ...]

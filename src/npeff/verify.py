@@ -3,8 +3,6 @@
 What is not as it was collected is collected again; of results, people are told which command makes them again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,9 +19,7 @@ from npeff.store.layout import ANALYSIS, DECOMPOSITIONS, EXAMPLES, PERTURBATIONS
 from npeff.store.rows import Shard
 from npeff.store.run import Run
 from npeff.tasks.data import Dataset
-from npeff.utils.configs import read_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one, read_object
+from npeff.utils import UserError, only_one, read_object, read_record
 from npeff.utils.progress import progress
 
 

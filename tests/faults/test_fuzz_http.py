@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npeff.explore.api import OPENAPI
 from npeff.store.run import Run
+from tests.explore.openapi import OPENAPI
 from tests.explore.serving import send, serving
 from tests.faults import cases
 from tests.faults.fuzzing import ODD_VALUES, many, mutated, no_hang, seeded
@@ -53,7 +53,6 @@ PATHS = [
     "/api/history",
     "/api/theme",
     "/api/try",
-    "/api/openapi.json",
     "/api/",
     "/api/x",
     "/../manifest.json",

@@ -1,8 +1,6 @@
 """`npeff compare`: all methods on one collection, in the layout of the paper's table of tunings."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from npeff.analyse.config import CompareConfig
@@ -15,19 +13,15 @@ from npeff.decompose.methods import kind_of
 from npeff.decompose.run import common_holdout, decompose
 from npeff.store.layout import COMPARISONS
 from npeff.store.run import Run
-from npeff.utils.configs import replace, to_dict
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, __version__, percent, replace, to_dict
 from npeff.utils.report import Axes, Cell, Column, Emphasis, Table, write_result
-from npeff.utils.text import percent
-from npeff.utils.version import __version__
 
 _COLUMNS: dict[Kind, str] = {"prediction": "Pred", "label": "Label", "lnp": "LnP"}
 _NUMBERS = ("share", "low", "high", "expected", "tuned", "of")
 """What the CSV file has of each rate."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedMethod(Summary):
+class ComparedMethod(Summary, kw_only=True):
     """The tunings of one method, from its analysis."""
 
     title: str
@@ -36,8 +30,7 @@ class ComparedMethod(Summary):
     """Two-sided p of Fisher's exact test: its number of LnP-tuned components against that of the first method."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Record):
     """The tunings of several methods on one run (table.json)."""
 
     npeff: str

@@ -1,18 +1,15 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import tyro
 
 from npeff.decompose.config import METHODS, Method, SaeConfig, SolverConfig, positive
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
-@dataclass(frozen=True)
-class AnalyseConfig:
+class AnalyseConfig(Record):
     """Say what the components of a run's decompositions are tuned to. Writes tables, figures and JSON beside them."""
 
     renamed: ClassVar[dict[str, str]] = {"name": "decomposition"}
@@ -37,8 +34,7 @@ class AnalyseConfig:
             raise UserError("--refits must be at least 0.")
 
 
-@dataclass(frozen=True)
-class CompareConfig:
+class CompareConfig(Record):
     """Decompose a run with several methods, analyse each, and put their tunings side by side. Continues if stopped."""
 
     common: ClassVar[tuple[str, ...]] = ("methods", "components", "seed", "top")
@@ -66,8 +62,7 @@ class CompareConfig:
             positive("components", self.components)
 
 
-@dataclass(frozen=True)
-class StabilityConfig:
+class StabilityConfig(Record):
     """Decompose a run with several seeds and numbers of components, and compare the results. Continues if stopped."""
 
     run: tyro.conf.Positional[str]
@@ -99,8 +94,7 @@ class StabilityConfig:
             raise UserError("--top must be at least 2.")
 
 
-@dataclass(frozen=True)
-class SpectraConfig:
+class SpectraConfig(Record):
     """Mean eigenvalue decay of a run's per-example Fishers, as collected."""
 
     run: tyro.conf.Positional[str]
@@ -129,8 +123,7 @@ class SweepConfig(SolverConfig):
             raise UserError(f"holdout is a share of the examples, above 0 and below 1, not {self.holdout}.")
 
 
-@dataclass(frozen=True)
-class ProbeConfig:
+class ProbeConfig(Record):
     """Collect texts with a run's model, task and sketch, and print which components explain how much of them."""
 
     renamed: ClassVar[dict[str, str]] = {"top": "components"}

@@ -6,8 +6,6 @@ to component j is the inner product of its reconstruction with the component, Σ
 methods that do not add components up it is the coefficient.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy.cluster.hierarchy import linkage

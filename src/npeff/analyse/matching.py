@@ -4,8 +4,6 @@ Similarities are absolute cosines, of coefficients over examples or of the compo
 vectors), as in the paper. Matrices are read in chunks so that memory stays bounded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -1,9 +1,6 @@
 """`npeff probe`: which components does a new text use?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,8 +13,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.store.layout import choose_decomposition
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
-from npeff.utils.text import shorten
+from npeff.utils import Record, UserError, shorten
 
 _WIDTH = 100
 """Characters of a top example that are printed."""
@@ -35,8 +31,7 @@ class ProbedComponent(NamedTuple):
     that do not add up components (clusters, sae)."""
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Record):
     """Which components explain how much of one text."""
 
     text: str
@@ -55,8 +50,7 @@ class Probe:
     """Whether a value was not finite, so that nothing can be said."""
 
 
-@dataclass(frozen=True)
-class Explained:
+class Explained(Record):
     """New texts in terms of a decomposition's components."""
 
     coefficients: torch.Tensor

@@ -1,7 +1,5 @@
 """What to show first: the examples that a component is about, and the components of a decomposition."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

@@ -3,12 +3,10 @@
 C is the number of components. All of it is plain JSON values; nothing here needs an array.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from npeff.decompose.config import Method
+from npeff.utils.configs import Record
 
 Kind = Literal["prediction", "label", "lnp"]
 """Ways of being tuned: to a prediction, to a label, to a label but not to a prediction ("LnP")."""
@@ -19,8 +17,7 @@ RECURS = 0.5
 """Share of the other fits that must find a component for it to be one that recurs."""
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(Record):
     """How many components are tuned, among those with enough examples to tell."""
 
     tuned: int
@@ -37,8 +34,7 @@ class Rate:
     """`tuned` / `of`; None if it is known of no component."""
 
 
-@dataclass(frozen=True)
-class Ordering:
+class Ordering(Record):
     """A component's examples under one way of ranking them."""
 
     order: str
@@ -67,8 +63,7 @@ class Ordering:
     """How much of each top example the component explains; None for methods that do not add up components."""
 
 
-@dataclass(frozen=True)
-class ComponentAnalysis:
+class ComponentAnalysis(Record):
     """One component of a decomposition."""
 
     number: int
@@ -108,8 +103,7 @@ class ComponentAnalysis:
         return {"prediction": self.prediction_tuned, "label": self.label_tuned, "lnp": self.lnp_tuned}[kind]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Record):
     """Components to which the same examples respond: what may be one mechanism in several components."""
 
     number: int
@@ -122,8 +116,7 @@ class Group:
     """The smallest group that it is a part of."""
 
 
-@dataclass(frozen=True)
-class AnalysisOptions:
+class AnalysisOptions(Record):
     """Options that an analysis depends on."""
 
     removed: ClassVar[dict[str, str]] = {"correlated": "the number of correlated components is fixed."}
@@ -136,8 +129,7 @@ class AnalysisOptions:
     """How often the decomposition was made again to see which components recur."""
 
 
-@dataclass(frozen=True)
-class AnalysisInputs:
+class AnalysisInputs(Record):
     """What an analysis was made of."""
 
     run: str
@@ -149,8 +141,7 @@ class AnalysisInputs:
     options: AnalysisOptions
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
+class Summary(Record, kw_only=True):
     """A decomposition as a whole."""
 
     name: str
@@ -173,8 +164,7 @@ class Summary:
     """How many components are tuned, in each way; None without labels."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Analysis(Summary):
+class Analysis(Summary, kw_only=True):
     """What the components of a decomposition are tuned to (analysis.json)."""
 
     format: int
@@ -208,8 +198,7 @@ class Analysis(Summary):
 # --- stability ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Similarity:
+class Similarity(Record, kw_only=True):
     """How alike pairs of decompositions of the same examples are."""
 
     components: int
@@ -230,8 +219,7 @@ class Similarity:
     """Its value for each pair."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeedSimilarity(Similarity):
+class SeedSimilarity(Similarity, kw_only=True):
     """How alike the decompositions of several seeds are."""
 
     pseudo_fishers: float | None
@@ -242,8 +230,7 @@ class SeedSimilarity(Similarity):
     """Its value for each pair."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSimilarity(Similarity):
+class RunSimilarity(Similarity, kw_only=True):
     """How alike the decompositions of two runs of the same examples are, over seeds."""
 
     against: str
@@ -252,8 +239,7 @@ class RunSimilarity(Similarity):
     """What differs between the runs: setting → its value here and there."""
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(Record):
     """Which component of a finer decomposition belongs to which of a coarser one."""
 
     coarse: int
@@ -276,8 +262,7 @@ class Split:
     """|cos| of their coefficients, [D]."""
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(Record):
     """The decomposition into one number of components, as the tree of splits shows it."""
 
     components: int
@@ -288,8 +273,7 @@ class Level:
     """The first example of each component, [C]."""
 
 
-@dataclass(frozen=True)
-class Stability:
+class Stability(Record):
     """Whether other seeds, counts and runs find the same components (stability.json)."""
 
     npeff: str

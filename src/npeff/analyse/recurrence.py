@@ -6,8 +6,6 @@ is told by the same rule: components of the other fit are mixed by a random rota
 span and loses the single directions.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,8 +19,7 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.methods import create
 from npeff.store.rows import RowSource, SubsetRows
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
-from npeff.utils.files import read_object
+from npeff.utils import UserError, read_object
 from npeff.utils.progress import progress
 from npeff.utils.types import Array
 

@@ -6,14 +6,11 @@ only for those that changed. Tensors are mapped, not read at once: two large dec
 together.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +24,8 @@ from npeff.analyse.records import KINDS, ComponentAnalysis
 from npeff.decompose.methods import kind_of
 from npeff.store.layout import RELATIONS, decomposition_folder
 from npeff.store.run import Run
-from npeff.utils.configs import read_record, write_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import read_object, sha256
+from npeff.utils import Record, UserError, cut, read_object, read_record, rounded, sha256, write_record
 from npeff.utils.progress import progress
-from npeff.utils.text import cut, rounded
 from npeff.utils.types import Array
 
 FORMAT = 2
@@ -40,8 +34,7 @@ NEAREST = 12
 _PREVIEW = 100
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Record):
     """A decomposition, as far as its config tells."""
 
     name: str
@@ -134,8 +127,7 @@ def choose_pairs(members: Sequence[Member], nearest: int = NEAREST) -> list[tupl
 # --- one pair -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ComponentPairs:
+class ComponentPairs(Record):
     """Pairs of components of two decompositions, as columns of a table of n rows."""
 
     first: list[int]
@@ -148,8 +140,7 @@ class ComponentPairs:
     """|cos| of the components themselves, [n]; None if they live in different spaces."""
 
 
-@dataclass(frozen=True)
-class Relation:
+class Relation(Record):
     """How two decompositions relate; the first has fewer components, or as many."""
 
     matched: ComponentPairs
@@ -166,8 +157,7 @@ class Relation:
     """Each component of the second with the most similar one of the first; None if they have as many."""
 
 
-@dataclass(frozen=True)
-class SavedRelation:
+class SavedRelation(Record):
     """A relation as it is kept (relations/*.json)."""
 
     inputs: list[int | str]
@@ -261,8 +251,7 @@ def brief(component: ComponentAnalysis, texts: Sequence[str]) -> list[Any]:
     return [*(component.tuned(kind) for kind in KINDS), prediction, text]
 
 
-@dataclass(frozen=True)
-class Relatives:
+class Relatives(Record):
     """What a component is in another decomposition."""
 
     other: int
@@ -277,8 +266,7 @@ class Relatives:
     """The component that it is matched with by vectors, if both have as many and live in the same space."""
 
 
-@dataclass(frozen=True)
-class RelatedPair:
+class RelatedPair(Record):
     """Two decompositions in a line of the overview."""
 
     first: int

@@ -1,7 +1,5 @@
 """An analysis for people and machines: JSON, CSV, Markdown, LaTeX, figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from npeff.analyse.records import KINDS, TITLES, Analysis, ComponentAnalysis, Kind, Rate
-from npeff.utils.configs import write_record
-from npeff.utils.files import remove_partials
+from npeff.utils import percent, remove_partials, shorten, write_record
 from npeff.utils.report import BLUE, PURPLE, RED, Axes, Cell, Column, Table, draw_figure, write_report
-from npeff.utils.text import percent, shorten
 
 JSON = "analysis.json"
 _TUNINGS = tuple(f"tunings.{ending}" for ending in ("md", "tex", "png", "svg"))

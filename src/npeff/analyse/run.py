@@ -1,7 +1,5 @@
 """`npeff analyse`: tunings, energies, correlations and top examples of a run's decompositions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -18,12 +16,8 @@ from npeff.decompose.run import open_decomposition
 from npeff.store.examples import encode, whole_texts
 from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict, replace
-from npeff.utils.errors import UserError
-from npeff.utils.files import read_object
-from npeff.utils.text import rounded
+from npeff.utils import UserError, __version__, from_dict, read_object, replace, rounded
 from npeff.utils.types import Array
-from npeff.utils.version import __version__
 
 FORMAT = 3
 """Layout and rules of an analysis; one of others is made again. Since 2 LnP counts as in the paper, 3 has groups."""

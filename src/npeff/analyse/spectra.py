@@ -1,9 +1,6 @@
 """`npeff spectra`: how fast the eigenvalues of per-example Fishers fall, and how many directions keep how much."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,16 +10,14 @@ from npeff.analyse.config import SpectraConfig
 from npeff.store.layout import SPECTRA
 from npeff.store.rows import RowSource
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, __version__
 from npeff.utils.report import Axes, Column, Table, write_result
 from npeff.utils.types import Array
-from npeff.utils.version import __version__
 
 _EXAMPLES = 256
 
 
-@dataclass(frozen=True)
-class Spectra:
+class Spectra(Record):
     """Mean eigenvalues of a run's per-example Fishers (spectra.json); k is the largest rank."""
 
     npeff: str

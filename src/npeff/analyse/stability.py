@@ -23,13 +23,8 @@ from npeff.decompose.run import common_holdout, decompose
 from npeff.store.examples import whole_texts
 from npeff.store.layout import STABILITY
 from npeff.store.run import Run
-from npeff.utils import report
-from npeff.utils.configs import replace, to_dict, write_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import remove_partials, write_text
-from npeff.utils.report import Axes, Cell, Column, Table
-from npeff.utils.text import shorten
-from npeff.utils.version import __version__
+from npeff.utils import UserError, __version__, remove_partials, replace, shorten, to_dict, write_record, write_text
+from npeff.utils.report import Cell, Column, Table, as_literal, draw_figure, new_figure, write_figure, write_report
 
 _TITLES = {"coefficients": "coefficients W", "pseudo_fishers": "pseudo-Fishers G", "best": "best, by coefficients"}
 _TALLEST = 60.0
@@ -194,9 +189,9 @@ def write(directory: Path, result: Stability) -> str:
     tables = _tables(result)
     for name, table in tables.items():
         table.write_csv(directory / f"{name}.csv")
-    text = report.write_report(directory / "stability", [t for name, t in tables.items() if t.rows or name == "seeds"])
+    text = write_report(directory / "stability", [t for name, t in tables.items() if t.rows or name == "seeds"])
     if any(row.pairs for row in result.seeds):
-        report.draw_figure(directory / "seeds", _draw_seeds, result)
+        draw_figure(directory / "seeds", _draw_seeds, result)
     if result.splits:
         write_text(directory / "tree.md", tree_markdown(result))
         draw_tree(directory / "tree", result)
@@ -261,7 +256,7 @@ def _cells(row: Similarity, kinds: Sequence[str]) -> list[Cell]:
     return cells
 
 
-def _draw_seeds(axes: Axes, result: Stability) -> None:
+def _draw_seeds(axes: Any, result: Stability) -> None:
     """Similarity against the number of components, with deviations over pairs of seeds."""
     lines = {"coefficients": "coefficients", "pseudo_fishers": "pseudo-Fishers"}
     draw_by_count(axes, result.seeds, lines, "mean |cos| of matched components")
@@ -338,9 +333,9 @@ def tree_markdown(result: Stability) -> str:
     for root in grow_tree(result):
         for node in root.walk():
             similarity = "" if node.similarity is None else f" ({node.similarity:.2f})"
-            tuned = "" if node.tuned is None else f" **{report.as_literal(node.tuned.strip())}**"
+            tuned = "" if node.tuned is None else f" **{as_literal(node.tuned.strip())}**"
             number = f"{'  ' * (node.level - root.level)}- {result.levels[node.level].components}:{node.number}"
-            lines.append(f"{number}{similarity}{tuned} {report.as_literal(shorten(node.text, 100))}")
+            lines.append(f"{number}{similarity}{tuned} {as_literal(shorten(node.text, 100))}")
     return "\n".join(lines) + "\n"
 
 
@@ -356,7 +351,7 @@ def draw_tree(path: Path, result: Stability) -> None:
     colours = {name: f"C{n}" if n < _CLASSES else "black" for n, (name, _) in enumerate(frequent.most_common())}
     lines = _place(nodes)
     height = min(_TALLEST, 1.2 + _LINE * lines)
-    figure = report.new_figure(3 + 1.6 * len(result.levels), max(2.5, height))
+    figure = new_figure(3 + 1.6 * len(result.levels), max(2.5, height))
     axes = figure.subplots()
     readable = height / lines >= _READABLE
     for node in nodes:
@@ -370,7 +365,7 @@ def draw_tree(path: Path, result: Stability) -> None:
     axes.set(xlim=(-0.3, len(counts) + 0.6), ylim=(lines, -1), xlabel="components", yticks=[])
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(loc="outside upper left", ncols=2, fontsize=7, frameon=False)
-    report.write_figure(path, figure, dpi=120)
+    write_figure(path, figure, dpi=120)
 
 
 def _place(nodes: list[Node]) -> int:
@@ -384,7 +379,7 @@ def _place(nodes: list[Node]) -> int:
     return len(leaves)
 
 
-def _draw_node(axes: Axes, node: Node, colours: dict[str, str], readable: bool) -> None:
+def _draw_node(axes: Any, node: Node, colours: dict[str, str], readable: bool) -> None:
     """Draw a node, and the lines to its children."""
     colour = "grey" if node.tuned is None else colours[node.tuned]
     for child in node.children:

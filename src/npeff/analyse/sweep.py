@@ -1,12 +1,9 @@
 """`npeff sweep`: how many components? Losses held in and held out, and how many components have a tuning."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,12 +19,9 @@ from npeff.decompose.config import FitConfig, suggest_components
 from npeff.decompose.run import fit, fit_key
 from npeff.store.layout import SWEEPS
 from npeff.store.run import Run
-from npeff.utils import distributed
-from npeff.utils.configs import from_dict, to_dict
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, distributed, from_dict, percent, to_dict
 from npeff.utils.files import only_one, read_object, write_json
 from npeff.utils.report import Axes, Column, Table, write_result
-from npeff.utils.text import percent
 
 MEASURED = "measured.json"
 """File of all rows that were measured, so that a sweep continues."""
@@ -37,8 +31,7 @@ USERS = 32
 """Fitted examples that must use a planted mechanism for NPEFF to find it nearly always (docs/groundtruth.md)."""
 
 
-@dataclass(frozen=True)
-class SweepRow:
+class SweepRow(Record):
     """One number of components."""
 
     components: int
@@ -55,8 +48,7 @@ class SweepRow:
     """Passes until the fit ended."""
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(Record):
     """Several numbers of components beside each other (sweep.json)."""
 
     rows: list[SweepRow]

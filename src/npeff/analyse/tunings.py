@@ -4,12 +4,9 @@ A component that is label-tuned but not prediction-tuned ("LnP") is the paper's 
 with others. All functions take arrays; nothing here knows about files.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
@@ -20,7 +17,7 @@ from scipy import stats
 from npeff.analyse.ranking import columns, distinct, quantiles, top_examples
 from npeff.analyse.records import KINDS, Kind, Ordering, Rate
 from npeff.decompose.base import Decomposition
-from npeff.utils.text import rounded
+from npeff.utils import Record, rounded
 from npeff.utils.types import Array
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -29,8 +26,7 @@ UNKNOWN = -1
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Classes:
+class Classes(Record):
     """A class for every example."""
 
     codes: Array
@@ -42,8 +38,7 @@ class Classes:
         return bool((self.codes != UNKNOWN).any())
 
 
-@dataclass(frozen=True)
-class Examples:
+class Examples(Record):
     """What is known about the m examples of a run, beside their coefficients."""
 
     predictions: Classes
@@ -176,25 +171,20 @@ def expected_rates(examples: Examples, top: int, orderings: int = 1, unique: boo
     return {kind: None if kind in absent else min(1.0, float(orderings * rate)) for kind, rate in rates.items()}
 
 
-def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's confidence interval of a share.
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95% confidence interval of a share.
 
     Args:
         successes: How often it was so.
         trials: How often it was tried.
-        z: Quantile of the normal distribution; 95% unless told otherwise.
 
     Returns:
         Lower and upper end.
     """
     if not trials:
         return 0.0, 1.0
-    share, z2 = successes / trials, z * z
-    middle = share + z2 / (2 * trials)
-    half = z * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    low, high = (middle - half) / (1 + z2 / trials), (middle + half) / (1 + z2 / trials)
-    # rounding must not push the interval off a share of exactly 0 or 1
-    return (0.0 if successes == 0 else max(0.0, low)), (1.0 if successes == trials else min(1.0, high))
+    low, high = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 def compare_rates(first: Rate | None, second: Rate | None) -> float | None:

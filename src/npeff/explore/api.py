@@ -1,37 +1,28 @@
 """What the page asks of its server: themes and notes, and texts to try. JSON in, JSON out.
 
-Requests and answers are records. What a request does is a method of `Api`: the OpenAPI document is made from the
-methods' types and the first lines of their docstrings.
+Requests and answers are records, with limits in the words of JSON schema. What a request does is a method of `Api`.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import inspect
 import json
 import re
 import sys
-import types
 import typing
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import field
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
 from npeff.explain.records import WeighedText
 from npeff.explore.themes import LONGEST, Theme, Themes, system_user
 from npeff.explore.tryout import ModelState, Tried, Tryout
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict
-from npeff.utils.errors import UserError
-from npeff.utils.text import shorten
-from npeff.utils.version import __version__
+from npeff.utils import Record, UserError, from_dict, shorten
 
 PREFIX = "/api/"
-Record = TypeVar("Record")
-Schema = dict[str, Any]
-"""A JSON schema, which is arbitrary JSON."""
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 
 # --- records ------------------------------------------------------------------------------------------------------
@@ -42,20 +33,13 @@ Component = Annotated[int, {"minimum": 0, "maximum": 999_999_999}]
 Text = Annotated[str, {"minLength": 1, "maxLength": 20_000}]
 
 
-@dataclass(frozen=True)
-class Nothing:
-    """A question without details."""
-
-
-@dataclass(frozen=True)
-class OfDecomposition:
+class OfDecomposition(Record):
     """A question about a decomposition."""
 
     decomposition: Name
     """Its name."""
 
 
-@dataclass(frozen=True)
 class OfComponent(OfDecomposition):
     """A question about a component."""
 
@@ -63,7 +47,6 @@ class OfComponent(OfDecomposition):
     """Its number."""
 
 
-@dataclass(frozen=True)
 class NewTheme(OfComponent):
     """A theme to write down; an empty theme and note remove what is there."""
 
@@ -75,7 +58,6 @@ class NewTheme(OfComponent):
     """Who says so; the user of the server's system if empty."""
 
 
-@dataclass(frozen=True)
 class Try(OfDecomposition):
     """Texts to be explained."""
 
@@ -85,7 +67,6 @@ class Try(OfDecomposition):
     """For each text the other columns that the run's prompt names, if it names any."""
 
 
-@dataclass(frozen=True)
 class Weigh(Try):
     """Texts whose words are to be weighed."""
 
@@ -93,8 +74,7 @@ class Weigh(Try):
     """The components."""
 
 
-@dataclass(frozen=True)
-class State:
+class State(Record):
     """What the page needs to know about a decomposition at any time."""
 
     decomposition: str
@@ -109,8 +89,7 @@ class State:
     """Other columns that the run's prompt names."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Record):
     """Why a request was not answered."""
 
     error: str
@@ -142,7 +121,7 @@ class Api:
         Returns:
             Status, and a record or a list of records.
         """
-        act = _GET[path] if body is None else _POST[path]
+        act = GET[path] if body is None else POST[path]
         kind = typing.get_type_hints(act)["asked"]
         try:
             answer = act(self, _from_query(kind, query) if body is None else _from_body(kind, body))
@@ -155,10 +134,6 @@ class Api:
             print(f"npeff explore: {type(error).__name__}: {error}", file=sys.stderr)
             return HTTPStatus.INTERNAL_SERVER_ERROR, Problem(f"Something went wrong here: {type(error).__name__}.")
         return HTTPStatus.ACCEPTED if isinstance(answer, ModelState) else HTTPStatus.OK, answer
-
-    def description(self, asked: Nothing) -> Schema:
-        """This description."""
-        return OPENAPI
 
     def state(self, asked: OfDecomposition) -> State:
         """Themes and notes of a decomposition, and whether the model is loaded."""
@@ -174,53 +149,39 @@ class Api:
         return self._journal(asked, unchanged=True).add(asked.component, asked.theme, asked.note, asked.who)
 
     def try_texts(self, asked: Try) -> Tried | ModelState:
-        """Coefficients and answers of texts. The first call only begins to load the model.
+        """Coefficients and answers of texts. The first call only begins to load the model."""
+        return self._ask_model(asked, self._tryout.explain)
+
+    def weigh_words(self, asked: Weigh) -> list[WeighedText] | ModelState:
+        """What each word of texts carries of components. The first call only begins to load the model."""
+        return self._ask_model(asked, self._tryout.weigh, asked.components)
+
+    def _ask_model(self, asked: Try, act: Callable[..., Answer], components: Sequence[int] = ()) -> Answer | ModelState:
+        """What the model says about texts; how far it is loaded, as long as it is not.
 
         Args:
             asked: The texts.
+            act: What to do with the decomposition's name, the texts, their other columns and the components, if any.
+            components: Numbers of components.
 
         Returns:
-            What the model and the components make of them; how far the model is loaded, as long as it is not.
+            What `act` gives.
 
         Raises:
-            ApiError: Other columns of the prompt are missing, or the model cannot take these texts.
+            ApiError: Other columns of the prompt are missing, there is no such component, or the model cannot take
+                these texts.
         """
-        journal = self._journal(asked, unchanged=True)
-        self._check_fields(asked)
-        if not self._tryout.is_ready():
-            return self._tryout.status
-        try:
-            return self._tryout.explain(journal.name, asked.texts, asked.fields)
-        except UserError as error:  # a text too long for the model, most likely
-            raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
-
-    def weigh_words(self, asked: Weigh) -> list[WeighedText] | ModelState:
-        """What each word of texts carries of components. The first call only begins to load the model.
-
-        Args:
-            asked: Texts and components.
-
-        Returns:
-            The words of each text; how far the model is loaded, as long as it is not.
-
-        Raises:
-            ApiError: There is no such component, or the model cannot take these texts.
-        """
-        journal = self._journal(asked, unchanged=True)
-        self._check_fields(asked)
-        if max(asked.components) >= journal.components:
-            raise ApiError(HTTPStatus.NOT_FOUND, f"There is no component {max(asked.components)} in {journal.name}.")
-        if not self._tryout.is_ready():
-            return self._tryout.status
-        try:
-            return self._tryout.weigh(journal.name, asked.texts, asked.fields, asked.components)
-        except UserError as error:
-            raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
-
-    def _check_fields(self, asked: Try) -> None:
-        wanted = set(self._tryout.fields)
+        journal, wanted = self._journal(asked, unchanged=True), set(self._tryout.fields)
         if wanted and [set(given) for given in asked.fields] != [wanted] * len(asked.texts):
             raise ApiError(HTTPStatus.BAD_REQUEST, f"fields should give {', '.join(sorted(wanted))} for each text.")
+        if max(components, default=0) >= journal.components:
+            raise ApiError(HTTPStatus.NOT_FOUND, f"There is no component {max(components)} in {journal.name}.")
+        if not self._tryout.is_ready():
+            return self._tryout.status
+        try:
+            return act(journal.name, asked.texts, asked.fields, *([components] if components else []))
+        except UserError as error:  # a text too long for the model, most likely
+            raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
     def _journal(self, asked: OfDecomposition, unchanged: bool = False) -> Themes:
         """The journal of the decomposition, and of the component, that is asked for."""
@@ -238,19 +199,19 @@ class Api:
 
 
 Act = Callable[[Api, Any], Any]
-_GET: dict[str, Act] = {"/api/state": Api.state, "/api/history": Api.history, "/api/openapi.json": Api.description}
-_POST: dict[str, Act] = {"/api/theme": Api.give_theme, "/api/try": Api.try_texts, "/api/words": Api.weigh_words}
+GET: dict[str, Act] = {"/api/state": Api.state, "/api/history": Api.history}
+POST: dict[str, Act] = {"/api/theme": Api.give_theme, "/api/try": Api.try_texts, "/api/words": Api.weigh_words}
 
 
 def methods(path: str) -> list[str]:
     """Methods that a path takes; none if there is no such path."""
-    return ["POST"] if path in _POST else ["GET", "HEAD"] if path in _GET else []
+    return ["POST"] if path in POST else ["GET", "HEAD"] if path in GET else []
 
 
 # --- reading a request --------------------------------------------------------------------------------------------
 
 
-def _from_body(kind: type[Record], body: bytes) -> Record:
+def _from_body(kind: type[Asked], body: bytes) -> Asked:
     """The record in the body of a request.
 
     Args:
@@ -271,7 +232,7 @@ def _from_body(kind: type[Record], body: bytes) -> Record:
     return _checked(kind, values)
 
 
-def _checked(kind: type[Record], values: dict[str, Any]) -> Record:
+def _checked(kind: type[Asked], values: dict[str, Any]) -> Asked:
     """A record from JSON values.
 
     Args:
@@ -324,79 +285,3 @@ def _from_query(kind: type, query: str) -> Any:
     if re.fullmatch("[0-9]{1,9}", values.get("component", ""), re.ASCII):
         values["component"] = int(values["component"])
     return _checked(kind, values)
-
-
-# --- the document -------------------------------------------------------------------------------------------------
-
-_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-
-
-def schema(hint: Any) -> Schema:
-    """The JSON schema of a type.
-
-    Args:
-        hint: A record's class, or what a field of one may be.
-
-    Returns:
-        The schema; `Annotated` types carry their limits in the words of JSON schema.
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return {}
-    if origin is Annotated:
-        return {**schema(arguments[0]), **arguments[1]}
-    if origin in (typing.Union, types.UnionType):
-        parts = [schema(part) for part in arguments]
-        return {**parts[0], "type": [part["type"] for part in parts]}
-    if origin is Literal:
-        return {"type": "string", "enum": list(arguments)}
-    if origin in (list, tuple):  # a tuple here has one kind of entries
-        return {"type": "array", "items": schema(arguments[0])}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": schema(arguments[1])}
-    if not dataclasses.is_dataclass(hint):
-        return {"type": _PLAIN[hint]}
-    hints, fields = typing.get_type_hints(hint, include_extras=True), dataclasses.fields(hint)
-    missing = (dataclasses.MISSING, dataclasses.MISSING)
-    return {
-        "type": "object",
-        "properties": {each.name: schema(hints[each.name]) for each in fields},
-        "required": [each.name for each in fields if (each.default, each.default_factory) == missing],
-        "additionalProperties": False,
-    }
-
-
-def _content(text: str, hint: Any) -> Schema:
-    return {"description": text, "content": {"application/json": {"schema": schema(hint)}}}
-
-
-_PROBLEMS = (400, 403, 404, 500)
-_PROBLEMS_OF_POST = (409, 411, 413, 415)
-
-
-def _describe(act: Act, posted: bool) -> Schema:
-    """What a request and its answers may be."""
-    hints = typing.get_type_hints(act)
-    asked, answer = hints["asked"], hints["return"]
-    kinds = typing.get_args(answer) if isinstance(answer, types.UnionType) else (answer,)
-    texts = {"200": "the answer", "202": "the model is being loaded"}
-    answers = {code: _content(texts[code], kind) for code, kind in zip(texts, kinds, strict=False)}
-    problems = (*_PROBLEMS, *_PROBLEMS_OF_POST) if posted else _PROBLEMS
-    answers |= {str(code): _content(HTTPStatus(code).phrase, Problem) for code in problems}
-    described = {"summary": (inspect.getdoc(act) or "").partition("\n")[0], "responses": answers}
-    if posted:
-        return {"post": {**described, "requestBody": {**_content("the request", asked), "required": True}}}
-    parts = schema(asked)["properties"]
-    queries = [{"name": name, "in": "query", "required": True, "schema": part} for name, part in parts.items()]
-    return {"get": {**described, "parameters": queries}}
-
-
-OPENAPI: Schema = {
-    "openapi": "3.1.0",
-    "info": {
-        "title": "npeff explore",
-        "version": __version__,
-        "description": "A POST needs a header X-Npeff of any value, or Sec-Fetch-Site: same-origin.",
-    },
-    "paths": {path: _describe(act, path in _POST) for path, act in (_GET | _POST).items()},
-}

@@ -1,16 +1,11 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
 import tyro
 
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
-@dataclass(frozen=True)
-class ExploreConfig:
+class ExploreConfig(Record):
     """Look at a run's components in the browser. Serves on this machine only; Ctrl-C ends it."""
 
     run: tyro.conf.Positional[str]
@@ -29,8 +24,7 @@ class ExploreConfig:
             raise UserError(f"--port {self.port} is not a port; give one from 1 to 65535, or 0 for a free one.")
 
 
-@dataclass(frozen=True)
-class ExportConfig:
+class ExportConfig(Record):
     """Write the page of a run as static files. Decompositions that are not analysed yet are analysed first."""
 
     run: tyro.conf.Positional[str]
@@ -41,8 +35,7 @@ class ExportConfig:
     """Decomposition that the page opens on; the run's default (the newest that `npeff decompose` made) if not given."""
 
 
-@dataclass(frozen=True)
-class ThemesConfig:
+class ThemesConfig(Record):
     """List the themes and notes that people gave to a run's components, or write them to files."""
 
     run: tyro.conf.Positional[str]

@@ -1,33 +1,20 @@
 """Perturbations of a run's model along its components, as the page shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from npeff.decompose.base import Decomposition
-from npeff.perturb.records import (
-    ComponentRecord,
-    Made,
-    Results,
-    Summary,
-    chance_limit,
-    identity,
-    read_records,
-    summarise,
-)
+from npeff.perturb import records as recorded
+from npeff.perturb.records import ComponentRecord, Summary
 from npeff.perturb.report import compared_at
 from npeff.perturb.statistics import Interval
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
-from npeff.utils.configs import read_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import sha256
+from npeff.utils import Record, UserError, read_record, sha256
 
 
-@dataclass(frozen=True)
-class About:
+class About(Record):
     """What a perturbation did, in a line."""
 
     name: str
@@ -44,8 +31,7 @@ class About:
     """Means over its components."""
 
 
-@dataclass(frozen=True)
-class Effect:
+class Effect(Record):
     """What changing the model along a component did to held-out examples."""
 
     ratio: float
@@ -56,8 +42,7 @@ class Effect:
     """The largest ratio that chance gives; None if that was not measured."""
 
 
-@dataclass(frozen=True)
-class HeatMap:
+class HeatMap(Record):
     """Where a change lives in the model."""
 
     layers: list[int]
@@ -68,8 +53,7 @@ class HeatMap:
     """Part of the squared length, [layers][kinds]."""
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Record):
     """What a perturbation measured of a component."""
 
     about: About
@@ -122,23 +106,23 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
     """
     perturbations = []
     for file in sorted((run.path / PERTURBATIONS).glob("*/config.json")):
-        folder, made = file.parent, read_record(Made, file)
+        folder, made = file.parent, read_record(recorded.Made, file)
         config = made.config
         try:
-            key = identity(run, decomposition, config, made.evaluated)
+            key = recorded.identity(run, decomposition, config, made.evaluated)
             fits = config["decomposition"] in (None, name) and made.key == key and not config.get("group")
             did = (config["direction"], config["way"], compared_at(config))
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"{folder} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
             ) from error
-        every = read_records(folder, made.key) if fits else []
+        every = recorded.read_records(folder, made.key) if fits else []
         records = {record.component: record for record in every if record.kind == "component"}
         if records:
             finished = folder / "results.json"
-            results = read_record(Results, finished) if finished.is_file() else None
+            results = read_record(recorded.Results, finished) if finished.is_file() else None
             parts = results.parts if results is not None and results.key == made.key else {}  # others are replaced now
-            summary = summarise(every, config.get("protocol", "paper"))
+            summary = recorded.summarise(every, config.get("protocol", "paper"))
             perturbations.append((About(folder.name, *did, parts, summary), records))
     return sorted(perturbations, key=lambda each: (each[0].summary.protocol != "heldout", -len(each[1])))
 
@@ -157,7 +141,7 @@ def heldout_effects(perturbations: Sequence[Perturbation], components: int) -> l
         return None
     about, records = perturbations[0]
     null, best = about.summary.null, {j: record.best for j, record in records.items()}
-    effects = {j: Effect(one.ratio, one.interval, chance_limit(one, null)) for j, one in best.items()}
+    effects = {j: Effect(one.ratio, one.interval, recorded.chance_limit(one, null)) for j, one in best.items()}
     return [effects.get(j) for j in range(components)]
 
 
@@ -176,7 +160,7 @@ def of_component(perturbations: Sequence[Perturbation], component: int) -> list[
         Measured(
             about,
             _light(record),
-            chance_limit(record.best, about.summary.null),
+            recorded.chance_limit(record.best, about.summary.null),
             len(record.best.random_kls) - record.best.random_kls.count(None),
             heat_map(record.where),
         )

@@ -14,12 +14,10 @@ Browsers do not let a page from disk fetch JSON, so each data file is a script w
 it needs.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -38,11 +36,10 @@ from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_fol
 from npeff.store.run import Run
 from npeff.store.schema import Manifest
 from npeff.tasks.config import FIELD
-from npeff.utils.errors import UserError
-from npeff.utils.files import read_json, read_object, sha256, whole_directory, write_json, write_text
+from npeff.utils import Record, UserError, __version__
+from npeff.utils.files import read_object, sha256, whole_directory, write_json, write_text
 from npeff.utils.progress import progress
 from npeff.utils.text import cut, percent, rounded, short
-from npeff.utils.version import __version__
 
 FORMAT = 6
 MARKER = "site.json"
@@ -53,8 +50,7 @@ BLOCK = 256
 """Examples per data file."""
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(Record):
     """A decomposition, as the list of all of them shows it."""
 
     analysis: Analysis
@@ -69,8 +65,7 @@ class Summary:
     """Components that were perturbed."""
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Record):
     """The run and its decompositions (data/run.js)."""
 
     facts: list[tuple[str, str | int]]
@@ -114,7 +109,7 @@ def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
     analyses = read_analyses(run)
     names = [analysis.name for analysis in analyses]
     made = _made(run, names, default)
-    if (out / MARKER).is_file() and read_json(out / MARKER) == made:
+    if (out / MARKER).is_file() and read_object(out / MARKER) == made:
         _write_themes(out, run, names)
         print(f"The page in {out} is up to date.")
         return out / "index.html"

@@ -1,9 +1,7 @@
 """What the page shows of a decomposition: the records in its data files. C is the number of components."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from npeff.analyse.tunings import Classes, Examples
 from npeff.decompose.base import Decomposition
 from npeff.explore.evidence import About, Effect, Measured, Perturbation, heldout_effects
 from npeff.explore.inside import Inside, InsideColumns
-from npeff.utils.text import cut, rounded
+from npeff.utils import Record, cut, rounded
 from npeff.utils.types import Array
 
 TOP = 32
@@ -36,8 +34,7 @@ Shown = tuple[str, str | None, str, float | None]
 """Text, label, prediction and its probability, of an example in a list."""
 
 
-@dataclass(frozen=True)
-class ComponentTable:
+class ComponentTable(Record):
     """Columns of the overview table, each [C] (data/D/components.js)."""
 
     components: list[ComponentAnalysis]
@@ -68,8 +65,7 @@ class ComponentTable:
     """What `npeff explain` found; None if it was not run."""
 
 
-@dataclass(frozen=True)
-class ExampleList:
+class ExampleList(Record):
     """Examples of a component that follow each other in its ranking."""
 
     place: int
@@ -82,8 +78,7 @@ class ExampleList:
     """How much of each the component explains; None for methods without shares."""
 
 
-@dataclass(frozen=True)
-class CrossTable:
+class CrossTable(Record):
     """Label × prediction; classes that are rare here are put together."""
 
     labels: list[str] | None
@@ -96,8 +91,7 @@ class CrossTable:
     """Counts in all active examples."""
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(Record):
     """A component's examples under one way of ranking them."""
 
     order: str
@@ -110,8 +104,7 @@ class Ranking:
     """Labels and predictions."""
 
 
-@dataclass(frozen=True)
-class Histogram:
+class Histogram(Record):
     """Coefficients in equal bins."""
 
     zero: int
@@ -122,8 +115,7 @@ class Histogram:
     """Ends of the bins."""
 
 
-@dataclass(frozen=True)
-class ComponentPage:
+class ComponentPage(Record):
     """One component (data/D/component/J.js)."""
 
     component: ComponentAnalysis
@@ -142,8 +134,7 @@ class ComponentPage:
     """What `npeff explain` found; None if it was not run."""
 
 
-@dataclass(frozen=True)
-class ExampleParts:
+class ExampleParts(Record):
     """Which components explain the examples of a block (data/D/examples/N.js)."""
 
     components: list[list[int]]

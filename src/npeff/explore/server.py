@@ -1,7 +1,5 @@
 """`npeff explore`: serves a run's page on this machine only, takes themes and tries texts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mimetypes
@@ -20,8 +18,7 @@ from npeff.explore.config import ExploreConfig
 from npeff.explore.export import MARKER, export_site
 from npeff.store.layout import choose_decomposition, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
-from npeff.utils.version import __version__
+from npeff.utils import UserError, __version__
 
 LOOPBACK = "127.0.0.1"
 SITE = "site"

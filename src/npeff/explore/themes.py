@@ -7,12 +7,9 @@ one. A line counts once its line break is there: what is left of a torn one is i
 Lines of version 0.1.0 say `label` for `theme`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import getpass
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -21,8 +18,7 @@ from npeff.decompose.base import SavedDecomposition
 from npeff.explore.config import ThemesConfig
 from npeff.store.layout import THEMES, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict, read_record, to_dict
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, from_dict, read_record, to_dict
 from npeff.utils.files import only_one, remove_partials, whole_file, with_seal, without_seal, write_json
 from npeff.utils.report import Column, Table
 from npeff.utils.text import is_text
@@ -34,8 +30,7 @@ _PATIENCE = 10.0
 """Seconds to wait for another writer; an edit takes milliseconds."""
 
 
-@dataclass(frozen=True)
-class Theme:
+class Theme(Record):
     """What somebody says about a component; an empty theme and note remove what was said before."""
 
     component: int

@@ -4,12 +4,9 @@ The model is loaded at first use, in the background, and stays. One text is comp
 gradients belong to one pass.
 """
 
-from __future__ import annotations
-
 import heapq
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -24,15 +21,13 @@ from npeff.explain.words import LeaveOut
 from npeff.explore.pages import strongest
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
-from npeff.utils.errors import UserError
-from npeff.utils.text import rounded
+from npeff.utils import Record, UserError, rounded
 
 ANSWERS = 8
 """Most likely answers of each text that are listed."""
 
 
-@dataclass(frozen=True)
-class ModelState:
+class ModelState(Record):
     """Whether the model is there."""
 
     state: Literal["not loaded", "loading", "ready", "failed"]
@@ -41,8 +36,7 @@ class ModelState:
     """Why it could not be loaded, if it failed."""
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(Record):
     """What the model and the components make of n texts, side by side."""
 
     answers: list[str]

@@ -1,18 +1,14 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import tyro
 
 from npeff.tasks.config import BUILTIN
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
-@dataclass(frozen=True)
-class IclConfig:
+class IclConfig(Record):
     """Find a good few-shot context, and compare its predictions with a classifier made of 0-shot components.
 
     Continues if stopped.
@@ -52,8 +48,7 @@ class IclConfig:
             raise UserError("--seed cannot be negative, --batch-tokens must be at least 1.")
 
 
-@dataclass(frozen=True)
-class ReproduceConfig:
+class ReproduceConfig(Record):
     """Measure a table or figure of the paper again and put both numbers side by side. Continues if stopped."""
 
     common: ClassVar[tuple[str, ...]] = ("scale", "examples", "tasks", "data", "out")

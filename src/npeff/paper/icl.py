@@ -3,9 +3,6 @@
 The paper's linear classifier on components only re-weights what the model does already.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,9 @@ from npeff.paper.icl_context import Context, Predictor, draw, predict_all, searc
 from npeff.perturb.statistics import DRAWS, LEVEL, Interval
 from npeff.store.layout import ICL, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import to_dict
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one
+from npeff.utils import Record, UserError, __version__, only_one, to_dict
 from npeff.utils.report import BLUE, Cell, Column, Table, write_result
 from npeff.utils.types import Array
-from npeff.utils.version import __version__
 
 UNDECIDED = -1
 """In place of a label, where there is no vote."""
@@ -38,8 +32,7 @@ FOLDS = 5
 """Labels of components and offsets of answers come from four fifths of the examples, and are scored on the other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
+class Score(Record, kw_only=True):
     """How good predictions are; all shares are of examples with a prediction."""
 
     title: str
@@ -56,8 +49,7 @@ class Score:
     """Share where it is the model's prediction behind the context."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class IclRow(Score):
+class IclRow(Score, kw_only=True):
     """The classifier on the components of one decomposition; its title is what the paper calls the method."""
 
     name: str
@@ -80,8 +72,7 @@ class IclRow(Score):
     """McNemar's exact test, two-sided: whether the two are right equally often."""
 
 
-@dataclass(frozen=True)
-class IclTable:
+class IclTable(Record):
     """What `npeff icl` measured: RUN/icl/SHOTS-SEED/table.json."""
 
     npeff: str

@@ -1,11 +1,9 @@
 """Predictions behind contexts of worked examples, and the best of several random contexts."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,11 @@ from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import Before, Task, Turns
-from npeff.utils.configs import read_record, write_record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, read_record, write_record
 from npeff.utils.types import Array
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(Record):
     """What kept results depend on."""
 
     run: str
@@ -42,8 +38,7 @@ class Key:
     """predictions.json: the context of a chat."""
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(Record):
     """Results that are written as they come: RUN/icl/SHOTS-SEED/search.json and predictions.json."""
 
     key: Key
@@ -54,8 +49,7 @@ class Kept:
     """predictions.json: answer number of each of the first examples."""
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Record):
     """The best context."""
 
     examples: list[int]

@@ -1,7 +1,5 @@
 """Recipes: what the paper did for a table or figure, its numbers, and the steps that measure them again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -12,8 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from npeff.decompose.config import Method, PaperConfig
-from npeff.utils.configs import from_dict, replace
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, from_dict, replace
 
 Number = int | float | None
 Setting = int | float | str | None
@@ -43,8 +40,7 @@ class Setup(PaperConfig):
     """Share of examples that components are not fitted to."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Record):
     """One kind of measurement, for every combination of the settings that vary."""
 
     do: str
@@ -67,8 +63,7 @@ class Step:
         return [(chosen, replace(setup, **chosen)) for chosen in values]  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Record):
     """A table or figure of the paper."""
 
     name: str
@@ -97,8 +92,7 @@ Changed = Mapping[str, tuple[Setting, Setting]]
 """Settings that differ from those of the step: name → (the paper's, here)."""
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(Record):
     """A measured number."""
 
     of: Mapping[str, str | int]
@@ -109,8 +103,7 @@ class Value:
     """Settings that differ from those of the step."""
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(Record):
     """Something that could not be measured."""
 
     what: str
@@ -119,8 +112,7 @@ class Missing:
     """The reason."""
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(Record):
     """Texts to read, where the paper shows texts instead of numbers."""
 
     title: str
@@ -137,8 +129,7 @@ def values(measured: Mapping[str, float | None], changed: Changed | None = None,
     return (Value({**of, "measure": measure}, value, changed or {}) for measure, value in measured.items())
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Record):
     """A number of the paper's table, measured again."""
 
     row: str
@@ -153,8 +144,7 @@ class Cell:
     """Place of the number's settings in the list of settings."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Record):
     """Settings that numbers were measured with."""
 
     paper: dict[str, Setting]

@@ -1,7 +1,5 @@
 """`npeff reproduce`: measure a table or figure of the paper again, at a scale that the machine at hand can hold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,12 +7,8 @@ from npeff.paper.config import ReproduceConfig
 from npeff.paper.measures import KEEP_SOLVER, MEASURES
 from npeff.paper.recipe import Cell, Missing, Number, Recipe, Reproduction, Step, Value, load_recipe, recipe_names
 from npeff.paper.runs import Experiment, Runs, needs, overview
-from npeff.utils.configs import replace, to_dict, write_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import remove_partials, write_text
+from npeff.utils import UserError, __version__, remove_partials, replace, shorten, to_dict, write_record, write_text
 from npeff.utils.report import BLUE, RED, Column, Table, new_figure, plain_axes, write_figure, write_report
-from npeff.utils.text import shorten
-from npeff.utils.version import __version__
 
 SETTINGS = ("task", "model", "examples", "components", "directions", "rank", "sketch", "dim", "solver", "seed")
 """Settings that are always shown; others are where they differ."""

@@ -9,7 +9,8 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from importlib import resources
 from pathlib import Path
 
 from npeff.analyse.records import Analysis, AnalysisOptions
@@ -25,9 +26,7 @@ from npeff.paper.config import ReproduceConfig
 from npeff.paper.recipe import Changed, Recipe, Setting, Settings, Setup, load_recipe, recipe_names
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
-from npeff.utils.configs import replace, to_dict
-from npeff.utils.errors import UserError
-from npeff.utils.text import duration
+from npeff.utils import Record, UserError, duration, replace, to_dict
 
 TOP = 16
 """Top examples of a component, as in the paper."""
@@ -47,18 +46,6 @@ FEWEST = 4
 FEWEST_PERTURBED = 32
 """Fewest perturbed components."""
 
-RULES = f"""\
-examples    times scale, at least {FEWEST_EXAMPLES} (and no more than the data have)
-            --examples TASK=N sets the scale of a task by its examples
-components  times √scale, at most one per {EXAMPLES_PER_COMPONENT} examples, at least {FEWEST_COMPONENTS}
-contexts, scored and random examples   times √scale, at least {FEWEST}, within what the run has
-steps of the autoencoder   times scale, at least {FEWEST_STEPS:,}: as often through the examples as in the paper
-perturbed components   times scale, at least {FEWEST_PERTURBED} (or all): fewer cannot tell methods apart
-below {SMALL}  the embedded model ({EMBEDDED}), the sketch kron of the same length, the solver als (except where the
-            table is about the paper's solver), perturbations lifted exactly and compared at a KL of 0.1
-the paper's learning rates and τ are for sums over all examples: they grow by the ratio of the
-paper's examples to those here, and τ shrinks by it
-all else stays as in the paper; --model, --sketch and --solver override"""
 
 # Rough numbers for estimates only.
 _TOKENS = {"sst2": 20, "yat": 110, "clinc150": 250, "triviaqa": 30}
@@ -68,8 +55,7 @@ _TWO_CORES = 100e9
 """Useful floating-point operations a second of two CPU cores: 80 to 120 were measured for the four tasks."""
 
 
-@dataclass(frozen=True)
-class Runs:
+class Runs(Record):
     """The runs of a reproduction: where they are, and how far they are smaller than the paper's."""
 
     config: ReproduceConfig
@@ -187,8 +173,7 @@ class Runs:
         return max(1, min(most, max(least, round(count * (math.sqrt(share) if root else share)))))
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(Record):
     """One of the paper's experiments, at this scale."""
 
     runs: Runs
@@ -331,4 +316,6 @@ def overview(runs: Runs) -> str:
     lines = [f"Recipes at scale {runs.config.scale:g} (recipes with the same --out share their collections):", ""]
     for recipe in map(load_recipe, recipe_names()):
         lines += [f"{recipe.name}  ({recipe.label})", f"    {recipe.title}", f"    needs {needs(recipe, runs)}"]
-    return "\n".join([*lines, "", "What --scale does:", RULES])
+    rules = (resources.files("npeff") / "paper" / "recipes" / "scaling.txt").read_text(encoding="utf-8")
+    limits = {name: value for name, value in globals().items() if name.isupper()}
+    return "\n".join([*lines, "", "What --scale does:", rules.format(**limits).rstrip()])

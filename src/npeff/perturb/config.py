@@ -1,22 +1,19 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import tyro
 
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 ALL = "all"
 Direction = Literal["whiten", "reject", "plain"]
 Protocol = Literal["heldout", "paper"]
 
 
-@dataclass(frozen=True)
-class SensingConfig:
+class SensingConfig(Record):
     """Compressed sensing."""
 
     mu: float = 4e-5
@@ -39,8 +36,7 @@ class SensingConfig:
             raise UserError("Sensing needs mu > 0 and at least one inner iteration.")
 
 
-@dataclass(frozen=True)
-class PerturbConfig:
+class PerturbConfig(Record):
     """Change the model's parameters along components, and measure on held-out examples which predictions change.
 
     Components of a later command are added to the results of the same name.

@@ -1,10 +1,8 @@
 """What a change does to text that has nothing to do with the task: KL of next-token predictions."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from npeff.models.answers import AnswerSet
 from npeff.models.prompts import Prompts, encode_all
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import load_task
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 EMBEDDED = Path(__file__).with_name("elsewhere.yaml")
 PASSAGE = 128
@@ -32,8 +30,7 @@ BACKGROUND_POSITIONS, BACKGROUND_TOKENS, BACKGROUND_DRAWS = 96, 48, 2
 tokens that are drawn for each: a Fisher of the whole vocabulary has too many rows."""
 
 
-@dataclass(frozen=True)
-class Damage:
+class Damage(Record):
     """What a change along a component does elsewhere, at the length at which the component was measured."""
 
     text: str

@@ -4,12 +4,10 @@ Sign, order and length of a change are chosen on the examples of the plan's `tun
 are measured, once.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import fmean
 from typing import Any
 
@@ -25,6 +23,7 @@ from npeff.perturb.protocol import Plan, Ranked, Subject
 from npeff.perturb.statistics import Interval, Permuted, mean_interval, permute, ratio
 from npeff.perturb.weights import EditedWeights, moving
 from npeff.perturb.whitening import read_fishers
+from npeff.utils.configs import Record
 from npeff.utils.types import Array
 
 TOLERANCE = 0.1
@@ -160,8 +159,7 @@ def _distance(value: float, target: float) -> float:
     return abs(math.log(value / target)) if value > 0 else math.inf
 
 
-@dataclass(frozen=True)
-class CurvePoint:
+class CurvePoint(Record):
     """Divergences at one length of a change along a component."""
 
     magnitude: float
@@ -174,7 +172,6 @@ class CurvePoint:
     """Mean KL of top examples ÷ mean KL of random ones."""
 
 
-@dataclass(frozen=True)
 class Trial(CurvePoint):
     """A sign and an order that were tried on the examples that choices are made on."""
 
@@ -184,7 +181,6 @@ class Trial(CurvePoint):
     """1 or -1."""
 
 
-@dataclass(frozen=True)
 class Outcome(CurvePoint):
     """What a change along one component does to the examples that are measured."""
 
@@ -216,8 +212,7 @@ class Outcome(CurvePoint):
     """KL divergence of each random example; None for one that is a top example of this component."""
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Record):
     """Everything that was measured along one direction."""
 
     best: Outcome
@@ -361,12 +356,7 @@ class Evaluator:
         return ratio(float(effects["top"].mean()), float(effects["random"][_others(groups["random"], ranked)].mean()))
 
     def _outcome(
-        self,
-        chosen: Trial,
-        ranked: Ranked,
-        groups: Mapping[str, Divergence],
-        predicted: float | None,
-        elsewhere: bool,
+        self, chosen: Trial, ranked: Ranked, groups: Mapping[str, Divergence], predicted: float | None, elsewhere: bool
     ) -> Outcome:
         """What the weights at hand do to all groups of examples."""
         kls: dict[str, Array] = {}

@@ -11,11 +11,9 @@ examples are divided into parts, and each does one thing:
 paper's protocol: all three parts are all examples, so its ratios are in-sample.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ from npeff.decompose.base import Decomposition, Order
 from npeff.perturb.lift import check_component
 from npeff.store.examples import whole_texts
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 from npeff.utils.types import Array
 
 TUNE = 1 / 3
@@ -39,8 +37,7 @@ FEWEST = 4
 """Top examples that a component must have in each part."""
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(Record):
     """Examples of a component in one part, under one order of its coefficients."""
 
     order: Order
@@ -51,8 +48,7 @@ class Ranked:
     """As many behind them, or fewer."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Record):
     """Some of the examples, and those of them that all components are compared with."""
 
     examples: Array
@@ -81,8 +77,7 @@ class Part:
         return Ranked("positive", shuffled[: self.top], shuffled[self.top : 2 * self.top])
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Record):
     """Something that the model is changed along, with the examples that are looked at."""
 
     kind: str
@@ -101,8 +96,7 @@ class Subject:
         return f"{self.kind} {self.number}"
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     """Components to perturb and examples to look at."""
 
     protocol: str

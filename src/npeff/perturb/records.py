@@ -1,12 +1,10 @@
 """Records of perturbations: what is measured, what it is made of, and all components together."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,28 +12,20 @@ import numpy as np
 
 from npeff.collect.identity import changes
 from npeff.decompose.base import Decomposition
+from npeff.perturb import statistics
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.elsewhere import RUNNING_TEXT
 from npeff.perturb.evaluate import CurvePoint, Outcome, Trial
-from npeff.perturb.statistics import (
-    Interval,
-    average_interval,
-    geometric_mean,
-    mean_interval,
-    next_interval,
-    ratio,
-)
+from npeff.perturb.statistics import Interval, geometric_mean
 from npeff.perturb.weights import Saved
 from npeff.perturb.where import Entry, Place
 from npeff.perturb.whitening import Notes
 from npeff.store.run import Run
-from npeff.utils.configs import read_record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, read_record
 from npeff.utils.types import Array
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(Record):
     """What results were made with: config.json."""
 
     npeff: str
@@ -50,8 +40,7 @@ class Made:
     """Fingerprint of the run that held-out examples are from, if it is another one."""
 
 
-@dataclass(frozen=True)
-class ComponentRecord:
+class ComponentRecord(Record):
     """What was measured of one component, or of a null in its place: components/NUMBER.json, nulls/NUMBER.json."""
 
     component: int
@@ -94,8 +83,7 @@ class ComponentRecord:
     """`component`, or `null`: a random group of examples took the place of a component's in every part."""
 
 
-@dataclass(frozen=True)
-class Null:
+class Null(Record):
     """What the same code gives for random groups of examples in place of components."""
 
     groups: int
@@ -108,8 +96,7 @@ class Null:
     """Interval that holds 95% of such ratios; an effect within it is none."""
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(Record):
     """All components together."""
 
     components: int
@@ -151,8 +138,7 @@ class Summary:
         return words
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(Record):
     """Everything that was measured so far: results.json."""
 
     summary: Summary
@@ -363,7 +349,7 @@ def summarise(records: Sequence[ComponentRecord], protocol: str = "paper") -> Su
         predicted_ratio=geometric_mean(predicted) if predicted else None,
         fidelity=min(record.fidelity for record in components),
         protocol=protocol,
-        interval=mean_interval(*kls_of(measured)) if measured else None,
+        interval=statistics.mean_interval(*kls_of(measured)) if measured else None,
         null=null,
         above_null=sum(above) if above else None,
         elsewhere=geometric_mean(damages) if damages else None,
@@ -379,10 +365,12 @@ def kls_of(outcomes: Sequence[Outcome]) -> tuple[list[Array], list[Array]]:
 def damage_ratio(outcome: Outcome) -> float | None:
     """KL a token on running text ÷ KL of the top examples; None where it was not measured."""
     damage = next((damage.kl for damage in outcome.elsewhere if damage.text == RUNNING_TEXT), None)
-    return None if damage is None else ratio(damage, outcome.top_kl)
+    return None if damage is None else statistics.ratio(damage, outcome.top_kl)
 
 
 def _null(ratios: list[float]) -> Null | None:
     if not ratios:
         return None
-    return Null(len(ratios), geometric_mean(ratios), average_interval(ratios), next_interval(ratios))
+    return Null(
+        len(ratios), geometric_mean(ratios), statistics.average_interval(ratios), statistics.next_interval(ratios)
+    )

@@ -1,7 +1,5 @@
 """Results of perturbations as files: tables and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ from npeff.perturb.records import ComponentRecord, Made, Results, chance_limit, 
 from npeff.perturb.statistics import compare_ratios
 from npeff.perturb.where import by_layer_and_kind
 from npeff.perturb.whitening import Notes
-from npeff.utils.configs import read_record, write_record
-from npeff.utils.files import only_one, remove_partials
+from npeff.utils import only_one, read_record, remove_partials, write_record
 from npeff.utils.report import Column, Emphasis, Table, draw_figure, new_figure, write_figure, write_report
 
 _PATIENCE = 10.0
@@ -65,12 +62,8 @@ def _outcomes(results: Results) -> Table:
     """A line for each component and null."""
     sample = "Held-out" if results.summary.protocol == "heldout" else "In-sample"
     columns = [Column("component"), Column("fidelity", ".3f"), Column("ratio", ".3g", "KL ratio")]
-    columns += [
-        Column("low", ".3g"),
-        Column("high", ".3g"),
-        Column("chance", ".3g", "chance, at most"),
-        Column("effect"),
-    ]
+    columns += [Column("low", ".3g"), Column("high", ".3g"), Column("chance", ".3g", "chance, at most")]
+    columns.append(Column("effect"))
     for name, style in _FORMATS.items():
         columns.append(Column(name, style, name.replace("_", " ").replace("kl", "KL"), None if style else "csv"))
     columns += [Column("elsewhere", ".2g", "running text, KL a token")]

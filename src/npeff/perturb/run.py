@@ -1,7 +1,5 @@
 """`npeff perturb`: change the model along components, and measure which examples are affected."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,34 +14,21 @@ from npeff.collect.identity import differences as identity_differences
 from npeff.collect.session import prepare_run, prepare_to_edit, read_prompts
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
+from npeff.perturb import records as recorded
 from npeff.perturb import report
 from npeff.perturb.config import ALL, PerturbConfig
 from npeff.perturb.elsewhere import Elsewhere, background_rows, read_passages
 from npeff.perturb.evaluate import Evaluator
 from npeff.perturb.lift import LIFTABLE_METHODS, Lifter, Parameters, check_method, scale_to_unit, truncate
 from npeff.perturb.protocol import Plan, Subject, make_plan
-from npeff.perturb.records import (
-    ComponentRecord,
-    Made,
-    Results,
-    differences,
-    identity,
-    in_words,
-    read_own,
-    read_records,
-    record_path,
-)
+from npeff.perturb.records import ComponentRecord, Results
 from npeff.perturb.sensing import Scaled, check_sketch, sense
 from npeff.perturb.weights import check_saving, save_change
 from npeff.perturb.where import find_places, largest_entries
 from npeff.perturb.whitening import DirectionMaker, Notes
 from npeff.store.layout import PERTURBATIONS, choose_decomposition, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import read_record, to_dict, write_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one, remove_partials
-from npeff.utils.text import duration
-from npeff.utils.version import __version__
+from npeff.utils import UserError, __version__, duration, only_one, read_record, remove_partials, to_dict, write_record
 
 
 def perturb(config: PerturbConfig) -> dict[str, Results]:
@@ -107,8 +92,8 @@ def _perturb_one(run: Run, config: PerturbConfig, evaluated: Run | None, passage
     with only_one(folder):
         key = _start(folder, run, decomposition, plan, config)
         chosen = folder / "notes.json"
-        notes = read_own(Notes, chosen, key) if chosen.is_file() else Notes(key=key)
-        records = {(record.kind, record.component): record for record in read_records(folder, key)}
+        notes = recorded.read_own(Notes, chosen, key) if chosen.is_file() else Notes(key=key)
+        records = {(record.kind, record.component): record for record in recorded.read_records(folder, key)}
         subjects = [plan.null(number, config.seed) for number in range(config.nulls)]
         subjects += [plan.component(number) for number in plan.components]
         missing = [each for each in subjects if not _is_complete(records.get((each.kind, each.number)), config)]
@@ -123,9 +108,9 @@ def _perturb_one(run: Run, config: PerturbConfig, evaluated: Run | None, passage
                 old = records.get((record.kind, record.component), record)  # it may have what is not asked for now
                 new = replace(record, curve=record.curve or old.curve, saved=record.saved or old.saved, key=key)
                 records[new.kind, new.component] = new
-                write_record(record_path(folder, new.kind, new.component), new, sealed=True)
+                write_record(recorded.record_path(folder, new.kind, new.component), new, sealed=True)
                 if new.kind == "component":
-                    tqdm.write(in_words(new, "group" if config.group else "component"))
+                    tqdm.write(recorded.in_words(new, "group" if config.group else "component"))
         results = report.write_results(folder, list(records.values()), notes, key, plan)
     print(f"{results.summary.in_words()}\nin {folder}")
     return results
@@ -136,9 +121,9 @@ def _start(folder: Path, run: Run, decomposition: Decomposition, plan: Plan, con
     remove_partials(folder, below=True)
     path, components = folder / "config.json", set(plan.components)
     evaluated = plan.run.fingerprint if config.evaluate_on else None
-    key = identity(run, decomposition, to_dict(config), evaluated)
-    old = read_record(Made, path) if path.is_file() else None
-    reasons = [] if old is None else differences(run, decomposition, old, to_dict(config), evaluated)
+    key = recorded.identity(run, decomposition, to_dict(config), evaluated)
+    old = read_record(recorded.Made, path) if path.is_file() else None
+    reasons = [] if old is None else recorded.differences(run, decomposition, old, to_dict(config), evaluated)
     if reasons and not config.overwrite:
         raise UserError(
             f"{folder} was made with other options: {'; '.join(reasons)}. Choose another --perturbation, or "
@@ -151,7 +136,7 @@ def _start(folder: Path, run: Run, decomposition: Decomposition, plan: Plan, con
         components |= set(old.config["group" if config.group else "component"])
     numbers = tuple(sorted(components))
     values = to_dict(replace(config, group=numbers) if config.group else replace(config, component=numbers))
-    write_record(path, Made(__version__, "perturb", values, key, evaluated), sealed=True)
+    write_record(path, recorded.Made(__version__, "perturb", values, key, evaluated), sealed=True)
     return key
 
 

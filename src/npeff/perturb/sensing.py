@@ -8,8 +8,6 @@ applications to compressed sensing", 2007) for min_u ‖u‖₁ + ‖Au − h‖
 and μ falls from γ‖Aᵀh‖_∞, where u is zero, by a factor β at a time to the μ that is asked for.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from tqdm import tqdm
 from npeff.collect.sketch.base import Sketch
 from npeff.perturb.config import SensingConfig
 from npeff.perturb.lift import Parameters, norm, scale_to_unit
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 GAMMA = 0.99
 """Continuation starts where the vector leaves zero, times this."""
@@ -41,8 +39,7 @@ THOROUGH = SensingConfig(inner_iterations=20, long_steps=True)
 """Finds sparse vectors exactly where the sketch allows it."""
 
 
-@dataclass(frozen=True)
-class Sensed:
+class Sensed(Record):
     """A vector found by compressed sensing, and how it was."""
 
     vector: Parameters

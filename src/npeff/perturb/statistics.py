@@ -3,15 +3,13 @@
 All of it works on divergences that were measured: KL of top examples and of random ones, a list for each component.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
+from npeff.utils.configs import Record
 from npeff.utils.types import Array
 
 DRAWS = 2000
@@ -81,8 +79,7 @@ def mean_interval(
     return math.exp(low), math.exp(high)
 
 
-@dataclass(frozen=True)
-class Permuted:
+class Permuted(Record):
     """What the ratio of a component is when its coefficients are permuted over the measured examples."""
 
     low: float
@@ -133,8 +130,7 @@ def _normal_interval(ratios: Sequence[float], spread: float) -> Interval | None:
     return math.exp(logs.mean() - half), math.exp(logs.mean() + half)
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Record):
     """One set of ratios against another."""
 
     factor: float

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from npeff.models.experts import computing_experts, is_router
 from npeff.models.select import CapturedModule
 from npeff.perturb.lift import Parameters, norm
 from npeff.perturb.where import low_rank
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 from npeff.utils.files import PARTIAL, disk_errors, whole_file, write_json
 
 forward_ad: Any = _forward_ad  # torch leaves it untyped
@@ -151,8 +150,7 @@ def _derivative(value: torch.Tensor) -> torch.Tensor:
 # --- changes as files ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(Record):
     """A change of the parameters that was written."""
 
     path: str

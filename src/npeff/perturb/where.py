@@ -1,23 +1,21 @@
 """Where in the model a vector of parameter space lives."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
 from npeff.models.select import CapturedModule, Selection
 from npeff.perturb.lift import Parameters, norm
+from npeff.utils.configs import Record
 
 RANKS = (1, 4, 16)
 """Ranks for which the share of a matrix's energy is computed."""
 _SEED = 0
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Record):
     """A module's part of a vector."""
 
     module: str
@@ -32,8 +30,7 @@ class Place:
     """Rank → share of the matrix's squared length that its leading singular vectors keep, if that was asked for."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Record):
     """An entry of a vector."""
 
     parameter: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from npeff.perturb.protocol import Plan, Subject
 from npeff.perturb.statistics import ratio
 from npeff.store.rows import RowSource, SubsetRows
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 from npeff.utils.types import Array
 
 RIDGES = tuple(10.0 ** (power / 2) for power in range(-10, -2))
@@ -43,8 +43,7 @@ MOST_USERS = 0.25
 """Share of the fitted examples that may count as users: those with the largest coefficients."""
 
 
-@dataclass(frozen=True)
-class RidgeTrial:
+class RidgeTrial(Record):
     """A ridge that was tried."""
 
     ridge: float
@@ -53,8 +52,7 @@ class RidgeTrial:
     """Second-order KL ratio on the examples that choices are made on, geometric mean over components."""
 
 
-@dataclass(frozen=True)
-class Notes:
+class Notes(Record):
     """What was chosen before the first component was perturbed; components that are added later use the same."""
 
     ridge: float | None = None
@@ -100,8 +98,7 @@ def rejection_mix(gram: torch.Tensor, chosen: Sequence[int], threshold: float) -
     return mixes
 
 
-@dataclass(frozen=True)
-class FisherRows:
+class FisherRows(Record):
     """Rows of some examples at their own length: G_iᵀG_i is the Fisher of example i, not one of unit norm."""
 
     examples: Array
@@ -227,8 +224,7 @@ def users(decomposition: Decomposition, members: list[int]) -> Array:
     return np.sort(order[sizes[order] >= max(USES * sizes.max(), 1e-30)])
 
 
-@dataclass(frozen=True)
-class Background:
+class Background(Record):
     """What directions should leave alone: fitted examples, and running text."""
 
     task: FisherRows
@@ -262,8 +258,7 @@ class Background:
         return Shown(keep, rows, gram, count)
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(Record):
     """A background without the users of one component."""
 
     keep: torch.Tensor
@@ -386,8 +381,7 @@ def carry(source: RowSource, sums: RowSums, carriers: float) -> RowSums:
 # --- the directions of a plan -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Directions:
+class Directions(Record):
     """Directions of the sketch for some subjects of a plan."""
 
     sums: RowSums

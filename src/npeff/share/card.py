@@ -3,8 +3,6 @@
 What all cards say is in card.md. Texts of the run are literal in it: none can be markup, a link or a mention.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from string import Template
 
@@ -17,9 +15,8 @@ from npeff.perturb.statistics import Interval
 from npeff.share.hub import HUB_ID
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
-from npeff.utils.configs import read_record
+from npeff.utils import percent, read_record, shorten
 from npeff.utils.report import Column, Table, as_literal, as_markdown
-from npeff.utils.text import percent, shorten
 
 SHOWN_COMPONENTS = 8
 SHOWN_EXAMPLES = 4
@@ -115,14 +112,9 @@ def _components(run: Run, analysis: Analysis) -> str:
 
 def _perturbations(run: Run) -> str:
     """What perturbing the model along components did, where that was measured; held-out results first."""
-    columns = [Column("perturbation"), Column("measured on"), Column("components"), Column("above chance")]
-    columns += [
-        Column("KL ratio", ".3g"),
-        Column("95% interval"),
-        Column("random groups", ".3g"),
-        Column("95% of them"),
-    ]
-    columns += [Column("elsewhere", ".2%"), Column("norm ratio", ".2f")]
+    formats = {"perturbation": "", "measured on": "", "components": "", "above chance": "", "KL ratio": ".3g"}
+    formats |= {"95% interval": "", "random groups": ".3g", "95% of them": "", "elsewhere": ".2%", "norm ratio": ".2f"}
+    columns = [Column(name, style) for name, style in formats.items()]
     files = sorted((run.path / PERTURBATIONS).glob("*/results.json"))
     found = [(file.parent.name, read_record(Results, file).summary) for file in files]
     rows = [

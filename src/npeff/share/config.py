@@ -1,14 +1,11 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
 import tyro
 
+from npeff.utils.configs import Record
 
-@dataclass(frozen=True)
-class PushConfig:
+
+class PushConfig(Record):
     """Share a run's results in a folder, a zip file or on the Hugging Face Hub, with a card and hashes of all files."""
 
     run: tyro.conf.Positional[str]
@@ -23,8 +20,7 @@ class PushConfig:
     """hf://: make a new repository public; by default it is private. The texts of the examples are shared too."""
 
 
-@dataclass(frozen=True)
-class PullConfig:
+class PullConfig(Record):
     """Get a shared run from a folder, a zip file or the Hugging Face Hub. Every file is checked by its hash."""
 
     source: tyro.conf.Positional[str]

@@ -7,8 +7,6 @@ All three have the same methods. A place need not exist before something is put 
     put(files, message)     replace all that is there with `files` (name → path), or change nothing; returns where it is
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import re

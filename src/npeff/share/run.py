@@ -8,15 +8,12 @@ An index from somewhere else is not trusted: `read_index` refuses every name tha
 that a pull writes only files of a run, and only below the run's directory.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from npeff.share.card import make_card
@@ -24,11 +21,9 @@ from npeff.share.config import PullConfig, PushConfig
 from npeff.share.hub import HUB, INDEX, Place, open_place
 from npeff.store.layout import DECOMPOSITIONS, EXAMPLES, MANIFEST, PERTURBATIONS, RESULTS, SHARDS, decomposition_names
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict, write_record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, __version__, from_dict, write_record
 from npeff.utils.files import disk_errors, only_one, sha256, write_text
 from npeff.utils.text import amount
-from npeff.utils.version import __version__
 
 FORMAT = 1
 CARD = "README.md"
@@ -42,8 +37,7 @@ LARGEST_INDEX = 10**8
 """Bytes that an index may have, so that a hostile one does not fill the memory."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Record):
     """A shared file, as the index lists it."""
 
     size: int
@@ -52,8 +46,7 @@ class Entry:
     """Hash of its content, in hexadecimal digits."""
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(Record):
     """What share.json holds."""
 
     format: int

@@ -1,7 +1,5 @@
 """What the columns of a run's example table mean. m is the number of examples."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

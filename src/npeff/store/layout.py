@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from npeff.utils.errors import UserError
-from npeff.utils.files import read_object
+from npeff.utils import UserError, read_object
 
 MANIFEST = "manifest.json"
 EXAMPLES = "examples.parquet"

@@ -3,11 +3,8 @@
 A shard is what was collected about a block of examples, in one safetensors file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from npeff.store.layout import SHARDS
-from npeff.utils.errors import UserError, out_of_memory
+from npeff.utils import Record, UserError, out_of_memory
 from npeff.utils.types import Array
 
 
@@ -90,8 +87,7 @@ def hold_out(examples: int, share: float) -> tuple[Array, Array]:
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(Record):
     """A block of examples start..stop-1."""
 
     number: int

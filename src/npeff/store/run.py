@@ -27,9 +27,7 @@ from npeff.store.examples import inputs_hash, usable
 from npeff.store.layout import EXAMPLES, MANIFEST, SHARDS
 from npeff.store.rows import Shard, StoredRows, read_tensors, tensor_names
 from npeff.store.schema import Manifest, ShardRecord, read_manifest, wrong_columns
-from npeff.utils.configs import read_record, write_record
-from npeff.utils.errors import UserError, out_of_memory
-from npeff.utils.files import remove_partials, sha256, whole_file
+from npeff.utils import UserError, out_of_memory, read_record, remove_partials, sha256, whole_file, write_record
 from npeff.utils.types import Array
 
 

@@ -1,8 +1,6 @@
 """What the files of a run must hold: checked when they are opened, because they may come from elsewhere."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from npeff.tasks.task import Before
-from npeff.utils.configs import from_dict
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, from_dict
 from npeff.utils.files import SEAL, parse_json, without_seal
 
 FORMAT = 1
@@ -21,8 +18,7 @@ KINDS = ("fisher", "gradient", "activation")
 """What a decomposition may ask for; switches of `npeff collect` have the same names."""
 
 
-@dataclass(frozen=True)
-class AskedChat:
+class AskedChat(Record):
     """How a model was asked through its chat template."""
 
     rendered: str
@@ -31,8 +27,7 @@ class AskedChat:
     """Turns before the question: system prompt and few-shot examples."""
 
 
-@dataclass(frozen=True)
-class AskedTask:
+class AskedTask(Record):
     """What the model was asked. Rows that come from elsewhere have no task: then all of it is empty."""
 
     name: str = ""
@@ -56,8 +51,7 @@ class AskedTask:
         return self.prefix, tuple(self.chat.turns) if self.chat else ()
 
 
-@dataclass(frozen=True)
-class ShardRecord:
+class ShardRecord(Record):
     """What was noted when a shard was written (shards/00000.json while a collection is under way)."""
 
     file: str
@@ -70,8 +64,7 @@ class ShardRecord:
     """Hash of the file."""
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Record):
     """What a run is (manifest.json)."""
 
     identity: dict[str, Any]

@@ -1,17 +1,13 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import tyro
 
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
-@dataclass(frozen=True)
-class MakeConfig:
+class MakeConfig(Record):
     """Write forms for a blind study: do the top examples of components have a theme, and do random ones?
 
     The defaults are one of the five forms that the paper's annotators were given for a task; --forms 5 makes all.
@@ -67,8 +63,7 @@ class MakeConfig:
         return round(self.groups * self.random_share)
 
 
-@dataclass(frozen=True)
-class JudgeConfig:
+class JudgeConfig(Record):
     """Let a language model fill in a kit, one group at a time. Answers are kept, so a stopped judge continues."""
 
     kit: tyro.conf.Positional[str]
@@ -103,8 +98,7 @@ class JudgeConfig:
             raise UserError("--max-tokens and --timeout must be above zero, --retries not below it.")
 
 
-@dataclass(frozen=True)
-class ScoreConfig:
+class ScoreConfig(Record):
     """Count what annotators answered. Writes tables into KIT/results, which name components: wait until all are in."""
 
     kit: tyro.conf.Positional[str]

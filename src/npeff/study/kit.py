@@ -7,21 +7,17 @@ KIT/groups.json            what the forms show, for programs: a `Kit`
 KIT/key/key.json           which component each group is from, and how the kit was made: a `Key`
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from npeff.explore.themes import PERSON
-from npeff.utils.configs import read_record, to_dict
-from npeff.utils.errors import UserError
-from npeff.utils.version import __version__
+from npeff.utils import Record, UserError, __version__, read_record, to_dict
 
 FORMAT = 1
 GROUPS = "groups.json"
@@ -32,8 +28,7 @@ LONGEST = {"who": 100, "words": 2000, "source": 200}
 """Characters that a file of answers may have in one place."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Record):
     """Texts that an annotator judges together."""
 
     number: int
@@ -44,8 +39,7 @@ class Group:
     """What is shown."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Record):
     """A group with its answer, to show what is meant."""
 
     texts: tuple[str, ...]
@@ -56,8 +50,7 @@ class Sample:
     """The theme in a few words; empty for `no`."""
 
 
-@dataclass(frozen=True)
-class Kit:
+class Kit(Record):
     """What annotators see, and nothing more."""
 
     preamble: tuple[str, ...]
@@ -91,8 +84,7 @@ class Kit:
         return "form" if len(self.forms) == 1 else f"form-{form}"
 
 
-@dataclass(frozen=True)
-class KeyEntry:
+class KeyEntry(Record):
     """Where a group is from."""
 
     number: int
@@ -105,8 +97,7 @@ class KeyEntry:
     """Rows of the run's example table, in the order in which they are shown."""
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(Record):
     """Where all groups are from."""
 
     kit: str
@@ -164,10 +155,10 @@ def read_key(path: str | Path, kit: Kit) -> Key:
     return key
 
 
-Record = TypeVar("Record", Kit, Key)
+Kept = TypeVar("Kept", Kit, Key)
 
 
-def _read(kind: type[Record], file: Path, absent: str) -> Record:
+def _read(kind: type[Kept], file: Path, absent: str) -> Kept:
     if not file.is_file():
         raise UserError(absent)
     record = read_record(kind, file)
@@ -188,8 +179,7 @@ def check_pdf_libraries() -> None:
 # --- what annotators answered -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Record):
     """What is said about a group."""
 
     theme: Choice
@@ -203,8 +193,7 @@ class Answer:
         return self.theme != "no"
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(Record):
     """All answers of one annotator: what the page downloads and a judge writes, and what is read from other forms."""
 
     who: str = ""

@@ -4,8 +4,6 @@ A form shows two kinds of groups: top examples of components that are drawn at r
 drawn at random.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -29,9 +27,7 @@ from npeff.store.schema import AskedTask
 from npeff.study.config import MakeConfig
 from npeff.study.kit import GROUPS, KEY, Group, Key, KeyEntry, Kit, Sample, check_pdf_libraries
 from npeff.tasks.config import FIELD
-from npeff.utils.configs import from_dict, to_dict, write_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import read_object, whole_file, write_text
+from npeff.utils import UserError, from_dict, read_object, to_dict, whole_file, write_record, write_text
 
 LONGEST = 700
 """Characters of a text that are shown."""

@@ -3,8 +3,6 @@
 To be imported only where a PDF is written or read: its libraries are optional (`npeff.study.kit.check_pdf_libraries`).
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Container, Iterator
@@ -23,8 +21,7 @@ from reportlab.platypus import CondPageBreak, Flowable, HRFlowable, KeepTogether
 from reportlab.platypus.flowables import CallerMacro
 
 from npeff.study.kit import Group, Kit
-from npeff.utils.errors import UserError
-from npeff.utils.files import sha256
+from npeff.utils import UserError, sha256
 
 MISSING = "\ufffd"
 """Stands for characters that the font cannot show."""

@@ -1,9 +1,7 @@
 """`npeff study score`: what filled forms say: shares of groups with a theme, agreement of annotators, themes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from itertools import combinations, product
 from pathlib import Path
 
@@ -12,17 +10,13 @@ from npeff.explore.themes import LONGEST, Themes
 from npeff.store.run import Run
 from npeff.study.config import ScoreConfig
 from npeff.study.kit import Key, Sheet, read_key, read_kit, read_sheets
-from npeff.utils.configs import write_record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError, __version__, shorten, write_record
 from npeff.utils.report import Cell, Column, Table, as_markdown, write_report
-from npeff.utils.text import shorten
-from npeff.utils.version import __version__
 
 RESULTS = "results"
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Record):
     """So many of so many."""
 
     count: int
@@ -37,8 +31,7 @@ class Share:
     """Upper end."""
 
 
-@dataclass(frozen=True)
-class Annotator:
+class Annotator(Record):
     """What one annotator saw, or all people together."""
 
     who: str | None
@@ -59,8 +52,7 @@ class Annotator:
     """Random groups with yes or maybe."""
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Record):
     """Agreement of two annotators on the groups that both have answered; maybe counts as yes."""
 
     first: str
@@ -75,8 +67,7 @@ class Pair:
     """Cohen's kappa; None where it is not defined."""
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(Record):
     """What one annotator said about a component."""
 
     who: str
@@ -89,8 +80,7 @@ class Statement:
     """The theme in a few words."""
 
 
-@dataclass(frozen=True)
-class Component:
+class Component(Record):
     """What annotators said about a component of the study."""
 
     decomposition: str
@@ -103,8 +93,7 @@ class Component:
     """In the order of the annotators."""
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(Record):
     """Everything that is reported about a study."""
 
     kit: str

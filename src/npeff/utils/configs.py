@@ -1,6 +1,6 @@
 """Dataclasses as options and as JSON.
 
-A config is a frozen dataclass: the command line, the Python call and the replay file are made from the same class. A
+A config is a `Record`: the command line, the Python call and the replay file are made from the same class. A
 record is a dataclass that one stage hands to another, or writes as JSON. The docstring under a field says what it is:
 it is the help text of an option and the documentation of an entry. `to_dict` and `from_dict` are inverse to each other.
 
@@ -12,8 +12,6 @@ A config class may say what has become of options of earlier versions, and which
 
 Files of earlier versions are read with their old names; people who use one are told the new one.
 """
-
-from __future__ import annotations
 
 import ast
 import dataclasses
@@ -35,6 +33,17 @@ from npeff.utils.errors import UserError
 from npeff.utils.files import read_object, write_json
 
 Config = TypeVar("Config")
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+class Record:
+    """Base of configs and records: every class that inherits from it is a frozen dataclass."""
+
+    __dataclass_fields__: typing.ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__()
+        dataclasses.dataclass(frozen=True, **options)(cls)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The few words of torch.distributed that npeff needs; without torchrun they all do nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

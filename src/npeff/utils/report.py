@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from npeff.utils.configs import write_record
+from npeff.utils.configs import Record, write_record
 from npeff.utils.files import whole_file, write_text
 
 Axes = Any
@@ -22,8 +22,7 @@ Figure = Any
 Value = str | float | bool | None
 
 
-@dataclass(frozen=True)
-class Emphasis:
+class Emphasis(Record):
     """A value of a table that stands out where it is read."""
 
     value: Value
@@ -33,8 +32,7 @@ class Emphasis:
 Cell = Value | Emphasis
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Record):
     """A column of a table."""
 
     name: str
@@ -117,23 +115,11 @@ def _bare(cell: Cell) -> Value:
 
 _MARKDOWN_STYLES = {"bold": ("**", "**"), "underlined": ("<u>", "</u>")}
 _LATEX_STYLES = {"bold": (r"\textbf{", "}"), "underlined": (r"\underline{", "}")}
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    **{char: f"\\{char}" for char in "&%$#_{}"},
-    "→": r"$\to$",
-    "±": r"$\pm$",
-    "÷": r"$\div$",
-    "\u2212": "$-$",
-    "√": r"$\surd$",
-    "τ": r"$\tau$",
-    "…": r"\ldots{}",
-    "[": "{[}",  # at the beginning of a line it would be an option of the line before
-    "]": "{]}",
-}
+_LATEX = {char: f"\\{char}" for char in "&%$#_{}"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
+_LATEX |= {">": r"\textgreater{}", "→": r"$\to$", "±": r"$\pm$", "÷": r"$\div$", "\u2212": "$-$", "√": r"$\surd$"}
+_LATEX |= {"τ": r"$\tau$", "…": r"\ldots{}"}
+_LATEX |= {"[": "{[}", "]": "{]}"}  # at the beginning of a line it would be an option of the line before
 
 
 def as_literal(text: str) -> str:

@@ -1,7 +1,5 @@
 """Words and quantities for people to read."""
 
-from __future__ import annotations
-
 
 def duration(seconds: float) -> str:
     """Seconds in the unit that people would use."""
