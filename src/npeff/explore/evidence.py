@@ -155,17 +155,12 @@ def of_component(perturbations: Sequence[Perturbation], component: int) -> list[
     Returns:
         The results of each perturbation that has it.
     """
-    found = [(about, records[component]) for about, records in perturbations if component in records]
-    return [
-        Measured(
-            about,
-            _light(record),
-            recorded.chance_limit(record.best, about.summary.null),
-            len(record.best.random_kls) - record.best.random_kls.count(None),
-            heat_map(record.where),
-        )
-        for about, record in found
-    ]
+    found = []
+    for about, record in ((about, records[component]) for about, records in perturbations if component in records):
+        limit, others = recorded.chance_limit(record.best, about.summary.null), record.best.random_kls
+        heat = heat_map(record.where)
+        found.append(Measured(about, _light(record), limit, len(others) - others.count(None), heat))
+    return found
 
 
 def _light(record: ComponentRecord) -> ComponentRecord:
