@@ -82,11 +82,8 @@ def digests(run: Run) -> dict[str, str]:
         File, by its place among the perturbations → its SHA-256.
     """
     folder = run.path / PERTURBATIONS
-    files = sorted(
-        file
-        for pattern in ("config", "results", "components/*", "nulls/*")
-        for file in folder.glob(f"*/{pattern}.json")
-    )
+    patterns = ("config", "results", "components/*", "nulls/*")
+    files = sorted(file for pattern in patterns for file in folder.glob(f"*/{pattern}.json"))
     return {file.relative_to(folder).as_posix(): sha256(file) for file in files}
 
 
