@@ -173,13 +173,8 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     for argument in arguments if not _subcommands(current) else ():
         if argument.startswith("--"):
             refuse_old(current, argument[2:].partition("=")[0].replace("-", "_"), form="--{}")
-    config, unknown = tyro.cli(
-        kind,
-        prog=f"npeff {name}",
-        args=list(arguments),
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
-        return_unknown_args=True,
-    )
+    style = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
+    config, unknown = tyro.cli(kind, prog=f"npeff {name}", args=arguments, config=style, return_unknown_args=True)
     if unknown:
         raise UserError(_unknown(type(config), unknown[0], arguments, name))
     check_numbers(config)

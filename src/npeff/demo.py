@@ -117,15 +117,8 @@ def _how_to_explore(path: Path) -> str:
 
 def _perturb(run: Run, decomposition: Decomposition, chosen: list[int], count: int) -> Results | None:
     """Change the model along the first of the chosen components that enough held-out examples use."""
-    config = PerturbConfig(
-        run=str(run.path),
-        decomposition=NAME,
-        nulls=NULLS,
-        random=RANDOM,
-        carriers=min(0.3, CARRIERS / (count * (1 - HOLDOUT))),
-        perturbation=NAME,
-        overwrite=True,
-    )
+    named = PerturbConfig(str(run.path), NAME, perturbation=NAME, overwrite=True)
+    config = replace(named, nulls=NULLS, random=RANDOM, carriers=min(0.3, CARRIERS / (count * (1 - HOLDOUT))))
     every = (len(decomposition.components), config.top, config.random, config.seed)
     able = set(make_plan(run, decomposition, (), *every).components)
     components = tuple(number for number in chosen if number in able)[:PERTURBED]

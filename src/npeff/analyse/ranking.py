@@ -127,15 +127,12 @@ def highlights(components: Sequence[ComponentAnalysis], count: int = 5) -> list[
         The chosen ones, first to show first.
     """
     eligible = [component for component in components if component.prediction_tuned is not None]
-    eligible.sort(
-        key=lambda component: (
-            not component.recurs,
-            -bool(component.lnp_tuned),
-            -bool(component.label_tuned),
-            -(component.label_purity or component.prediction_purity or 0),
-            -component.energy,
-        )
-    )
+
+    def order(component: ComponentAnalysis) -> tuple[bool, bool, bool, float, float]:
+        purity = component.label_purity or component.prediction_purity or 0.0
+        return not component.recurs, not component.lnp_tuned, not component.label_tuned, -purity, -component.energy
+
+    eligible.sort(key=order)
     chosen: list[ComponentAnalysis] = []
     about: Counter[str] = Counter()
     for component in eligible:

@@ -106,15 +106,9 @@ def choose_pairs(members: Sequence[Member], nearest: int = NEAREST) -> list[tupl
 
     def distance(a: int, b: int) -> tuple[int, float]:
         one, other = members[a], members[b]
-        same_method, same_count = one.method == other.method, one.components == other.components
-        rules = [
-            frozenset((a, b)) in links,
-            same_method and same_count,
-            same_method and one.seed == other.seed,
-            same_count and one.seed == other.seed,
-            same_count,
-            True,
-        ]
+        same = {name: getattr(one, name) == getattr(other, name) for name in ("method", "components", "seed")}
+        rules = [frozenset((a, b)) in links, same["method"] and same["components"], same["method"] and same["seed"]]
+        rules += [same["components"] and same["seed"], same["components"], True]
         return rules.index(True), abs(math.log(one.components / other.components))
 
     chosen = set()
@@ -240,6 +234,7 @@ def compare_tensors(first: Member, second: Member) -> Relation:
 Item = tuple[int, float, float | None]
 """Another decomposition's component, with the similarity of coefficients and of components."""
 Items = dict[int, list[Item]]
+Kinship = Literal["match", "parent", "splits"]
 """Component → what it is in another decomposition; those that are nothing there may be missing."""
 
 
@@ -256,7 +251,7 @@ class Relatives(Record):
 
     other: int
     """Number of the other decomposition."""
-    kind: Literal["match", "parent", "splits"]
+    kind: Kinship
     """Whether the other one has as many components, fewer, or more."""
     count: int
     """Components that belong to it there."""
@@ -326,15 +321,9 @@ class Relations:
             items = sorted(self._items[member][other].get(component, []), key=lambda item: (-item[1], item[0]))
             here, there = mine.components, self.members[other].components
             matches = self._by_components[member].get(other, {}).get(component)
-            entries.append(
-                Relatives(
-                    other=other,
-                    kind="match" if here == there else "parent" if here > there else "splits",
-                    count=len(items),
-                    items=[[*item, *self._briefs[other][item[0]]] for item in items[:most]],
-                    by_components=matches[0] if matches else None,
-                )
-            )
+            kind: Kinship = "match" if here == there else "parent" if here > there else "splits"
+            shown = [[*item, *self._briefs[other][item[0]]] for item in items[:most]]
+            entries.append(Relatives(other, kind, len(items), shown, matches[0] if matches else None))
         return entries
 
     def stability(self, member: int) -> list[float] | None:

@@ -174,26 +174,19 @@ def energy_table(analysis: Analysis, texts: pa.ChunkedArray) -> Table:
     Returns:
         A line per component.
     """
-    names = ("tuned", "labels in top", "predictions in top", "first example")
     recurring = analysis.recurrence_by_chance is not None
-    columns = [
-        Column("component"),
-        Column("energy", ".2%"),
-        Column("density", ".1%"),
-        *(Column(name) for name in names),
-    ]
+    shares = {"energy": ".2%", **({"recurrence": ".0%"} if recurring else {}), "density": ".1%"}
+    columns = [Column("component"), *(Column(name, style) for name, style in shares.items())]
+    columns += map(Column, ("tuned", "labels in top", "predictions in top", "first example"))
     order = ", those that recur first" if recurring else ""
-    table = Table(
-        f"## The {min(_SHOWN, analysis.components)} components with most energy{order}",
-        [*columns[:2], Column("recurrence", ".0%"), *columns[2:]] if recurring else columns,
-    )
+    table = Table(f"## The {min(_SHOWN, analysis.components)} components with most energy{order}", columns)
     leading = sorted(analysis.component, key=lambda each: (not each.recurs, -each.energy, each.number))
     for component in leading[:_SHOWN]:
         first = component.orderings[0]
         text = texts[first.top[0]].as_py() if first.top else ""
         counts = (_most_frequent(classes) for classes in (first.labels, first.predictions))
-        shares = [component.energy, *([component.recurrence] * recurring), component.density]
-        table.rows.append([component.number, *shares, _tuned(component), *counts, shorten(text, 100)])
+        numbers = [component.number, *(getattr(component, name) for name in shares)]
+        table.rows.append([*numbers, _tuned(component), *counts, shorten(text, 100)])
     return table
 
 

@@ -106,18 +106,11 @@ def table(result: Spectra) -> Table:
     Returns:
         A line per number of directions.
     """
-    columns = [
-        Column("directions"),
-        Column("eigenvalue", ".3%", title="eigenvalue, of the trace"),
-        Column("kept_trace", ".1%", title="trace kept"),
-        Column("kept_norm", ".1%", title="Frobenius norm kept"),
-    ]
+    columns = [Column("directions"), Column("eigenvalue", ".3%", "eigenvalue, of the trace")]
+    columns += [Column("kept_trace", ".1%", "trace kept"), Column("kept_norm", ".1%", "Frobenius norm kept")]
     shares = zip(result.decay, result.kept_trace, result.kept_norm, strict=True)
-    return Table(
-        f"Eigenvalues of {result.examples} per-example Fishers, largest first; means over examples",
-        columns,
-        [[k, *values] for k, values in enumerate(shares, 1)],
-    )
+    caption = f"Eigenvalues of {result.examples} per-example Fishers, largest first; means over examples"
+    return Table(caption, columns, [[k, *values] for k, values in enumerate(shares, 1)])
 
 
 def _draw(axes: Axes, result: Spectra) -> None:

@@ -27,6 +27,7 @@ from npeff.utils import UserError, __version__, remove_partials, replace, shorte
 from npeff.utils.report import Cell, Column, Table, as_literal, draw_figure, new_figure, write_figure, write_report
 
 _TITLES = {"coefficients": "coefficients W", "pseudo_fishers": "pseudo-Fishers G", "best": "best, by coefficients"}
+_SPLITS_IN_CSV = ("with_splits", "mean_best_similarity")
 _TALLEST = 60.0
 """Inches of the longest tree."""
 _LINE = 0.17
@@ -202,36 +203,27 @@ def write(directory: Path, result: Stability) -> str:
 def _tables(result: Stability) -> dict[str, Table]:
     """The paper's two tables, of seeds and of splits, and one of other runs."""
     kinds, others = ("coefficients", "pseudo_fishers", "best"), ("coefficients", "best")
-    differs = Column("what differs", only="text")
-    splits = [
-        Column("coarse"),
-        Column("fine"),
-        Column("preserved", title="kept"),
-        Column("tuned_splits", title="of"),
-        Column("share_preserved", ".1%", title="share"),
-        Column("with_splits", only="csv"),
-        Column("mean_best_similarity", only="csv"),
-    ]
-    return {
-        "seeds": Table(
-            f"Mean similarity of matched components over pairs of {len(result.options['seeds'])} seeds",
-            [Column("components"), *_columns(kinds)],
-            [[row.components, *_cells(row, kinds)] for row in result.seeds],
-        ),
-        "splits": Table(
-            "Splits of prediction-tuned components that keep the tuning",
-            [*splits, Column("coarse ones with splits", only="text")],
-            [
-                [*(getattr(row, column.name) for column in splits), f"{row.with_splits} of {row.coarse}"]
-                for row in result.splits
-            ],
-        ),
-        "against": Table(
-            "Similarity to the decompositions of other runs, with the same seeds",
-            [Column("against", title="run"), Column("components"), *_columns(others), differs],
-            [[row.against, row.components, *_cells(row, others), _differs(row)] for row in result.against],
-        ),
-    }
+    splits = [Column("coarse"), Column("fine"), Column("preserved", title="kept"), Column("tuned_splits", title="of")]
+    splits += [Column("share_preserved", ".1%", "share"), *(Column(name, only="csv") for name in _SPLITS_IN_CSV)]
+    seeds = Table(
+        f"Mean similarity of matched components over pairs of {len(result.options['seeds'])} seeds",
+        [Column("components"), *_columns(kinds)],
+        [[row.components, *_cells(row, kinds)] for row in result.seeds],
+    )
+    tuned = Table(
+        "Splits of prediction-tuned components that keep the tuning",
+        [*splits, Column("coarse ones with splits", only="text")],
+        [
+            [*(getattr(row, each.name) for each in splits), f"{row.with_splits} of {row.coarse}"]
+            for row in result.splits
+        ],
+    )
+    against = Table(
+        "Similarity to the decompositions of other runs, with the same seeds",
+        [Column("against", title="run"), Column("components"), *_columns(others), Column("what differs", only="text")],
+        [[row.against, row.components, *_cells(row, others), _differs(row)] for row in result.against],
+    )
+    return {"seeds": seeds, "splits": tuned, "against": against}
 
 
 def _differs(row: RunSimilarity) -> str:

@@ -207,14 +207,9 @@ def table(rows: list[SweepRow]) -> Table:
     Returns:
         A line per number of components.
     """
-    columns = [
-        Column("components"),
-        Column("held_in_loss", ".4f", title="held-in loss"),
-        Column("held_out_loss", ".4f", title="held-out loss"),
-        Column("prediction_tuned", ".1%", title="pred. tuned"),
-        Column("lnp_tuned", ".1%", title="LnP tuned"),
-        Column("passes"),
-    ]
+    losses = [Column("held_in_loss", ".4f", "held-in loss"), Column("held_out_loss", ".4f", "held-out loss")]
+    tuned = [Column("prediction_tuned", ".1%", "pred. tuned"), Column("lnp_tuned", ".1%", "LnP tuned")]
+    columns = [Column("components"), *losses, *tuned, Column("passes")]
     caption = "Loss per example, and components tuned on held-out examples"
     return Table(caption, columns, [[getattr(row, column.name) for column in columns] for row in rows])
 

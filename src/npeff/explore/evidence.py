@@ -82,11 +82,8 @@ def digests(run: Run) -> dict[str, str]:
         File, by its place among the perturbations → its SHA-256.
     """
     folder = run.path / PERTURBATIONS
-    files = sorted(
-        file
-        for pattern in ("config", "results", "components/*", "nulls/*")
-        for file in folder.glob(f"*/{pattern}.json")
-    )
+    patterns = ("config", "results", "components/*", "nulls/*")
+    files = sorted(file for pattern in patterns for file in folder.glob(f"*/{pattern}.json"))
     return {file.relative_to(folder).as_posix(): sha256(file) for file in files}
 
 
@@ -155,17 +152,12 @@ def of_component(perturbations: Sequence[Perturbation], component: int) -> list[
     Returns:
         The results of each perturbation that has it.
     """
-    found = [(about, records[component]) for about, records in perturbations if component in records]
-    return [
-        Measured(
-            about,
-            _light(record),
-            recorded.chance_limit(record.best, about.summary.null),
-            len(record.best.random_kls) - record.best.random_kls.count(None),
-            heat_map(record.where),
-        )
-        for about, record in found
-    ]
+    found = []
+    for about, record in ((about, records[component]) for about, records in perturbations if component in records):
+        limit, others = recorded.chance_limit(record.best, about.summary.null), record.best.random_kls
+        heat = heat_map(record.where)
+        found.append(Measured(about, _light(record), limit, len(others) - others.count(None), heat))
+    return found
 
 
 def _light(record: ComponentRecord) -> ComponentRecord:

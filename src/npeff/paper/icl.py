@@ -27,7 +27,6 @@ from npeff.utils.types import Array
 UNDECIDED = -1
 """In place of a label, where there is no vote."""
 CORRECTED = "0-shot, corrected"
-INTERVALS = {"accuracy": "interval", "gain": "gain_interval"}
 FOLDS = 5
 """Labels of components and offsets of answers come from four fifths of the examples, and are scored on the other."""
 
@@ -350,35 +349,30 @@ def report(result: IclTable) -> list[str | Table]:
         The table in percent, and what it means.
     """
     shots, sets = result.options["shots"], result.options["sets"]
-    percentages = {"decided": "decided", "accuracy": "accuracy", "in_sample": "accuracy in-sample"}
-    percentages |= {"similarity_0": "agrees with 0-shot", "similarity_k": f"agrees with {shots}-shot", "gain": "gain"}
-    columns = [Column("title", title="predictions of")]
-    for name, title in percentages.items():
-        columns.append(Column(name, ".1f", title))
-        if name in INTERVALS:
-            columns.append(Column(INTERVALS[name], title="95% interval"))
-    columns.append(Column("p", ".2g"))
+    titles = {"title": "predictions of", "decided": "decided", "accuracy": "accuracy", "interval": "95% interval"}
+    titles |= {"in_sample": "accuracy in-sample", "similarity_0": "agrees with 0-shot"}
+    titles |= {"similarity_k": f"agrees with {shots}-shot", "gain": "gain", "gain_interval": "95% interval", "p": "p"}
     caption = (
         f"{result.task}, {result.model}, {result.examples} examples, best of {sets} contexts. Accuracy is among the "
         f"examples that are decided; gain is over the 0-shot model with offsets of its answers, on the same examples "
         f"(p of McNemar's exact test). In percent:"
     )
-    table = Table(caption, columns)
-    for row in (*result.rows, *result.models):
-        cells: list[Cell] = [row.title]
-        for name in percentages:
-            value = getattr(row, name, None)
-            cells.append(None if value is None else 100 * value)
-            if name in INTERVALS:
-                ends = getattr(row, INTERVALS[name], None)
-                cells.append(None if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}")
-        table.rows.append([*cells, getattr(row, "p", None)])
+    columns = [Column(name, ".2g" if name == "p" else ".1f", title) for name, title in titles.items()]
+    rows = [[_cell(row, name) for name in titles] for row in (*result.rows, *result.models)]
     note = (
         f"What components vote for, and the offsets of answers, are fitted on four fifths of the examples, scored on "
         f"the others, {FOLDS} times. In-sample: the scored examples have a say, as in the paper. An example without a "
         f"vote is not decided, and counts for nothing else."
     )
-    return [table, note]
+    return [Table(caption, columns, [*rows]), note]
+
+
+def _cell(row: Score, name: str) -> Cell:
+    """An entry of the table, shares and their intervals in percent; None where a model's predictions have none."""
+    value = getattr(row, name, None)
+    if isinstance(value, tuple):
+        return f"{100 * value[0]:.1f} to {100 * value[1]:.1f}"
+    return value if value is None or name in ("title", "p") else 100 * value
 
 
 def _draw(axes: Any, result: IclTable) -> None:

@@ -42,6 +42,10 @@ DERIVATIVE_COST = 3
 """Forward passes that take as long as one with derivatives."""
 
 
+Change = Callable[[float], None]
+"""Moves the model's weights by a length along a direction."""
+
+
 class Divergence:
     """Answers of some examples under the weights at hand when this is made, to compare others with.
 
@@ -106,11 +110,7 @@ class Divergence:
 
 
 def find_magnitude(
-    kl: Callable[[float], float],
-    target: float,
-    start: float,
-    tolerance: float = SAME_TOLERANCE,
-    longest: float = math.inf,
+    kl: Callable[[float], float], target: float, start: float, tolerance: float = SAME_TOLERANCE, most: float = math.inf
 ) -> tuple[float, float]:
     """A magnitude at which `kl` reaches `target` up to `tolerance`, a share of it.
 
@@ -124,7 +124,7 @@ def find_magnitude(
         target: The divergence to reach.
         start: Magnitude to begin with.
         tolerance: Share by which it may miss the target.
-        longest: Where to give up.
+        most: Where to give up.
 
     Returns:
         The magnitude and the value there. Where a divergence never reaches the target (answers saturate), the nearest
@@ -149,7 +149,7 @@ def find_magnitude(
         guess = min(max(guess, magnitude / 10), magnitude * 2)
         if not low < guess < high:
             guess = math.sqrt(low * high) if low > 0 else high / 4
-        if guess > longest or (low > 0 and high / low < 1 + tolerance / 4):
+        if guess > most or (low > 0 and high / low < 1 + tolerance / 4):
             break
         magnitude = guess
     return best
@@ -181,13 +181,9 @@ class Trial(CurvePoint):
     """1 or -1."""
 
 
-class Outcome(CurvePoint):
+class Outcome(Trial):
     """What a change along one component does to the examples that are measured."""
 
-    order: str
-    """How the component's examples are ranked: by positive, negative or absolute coefficients."""
-    sign: int
-    """1 or -1."""
     related_kl: float | None
     """Mean KL divergence of related examples, the next in rank; None if there are none."""
     norm_ratio: float
@@ -312,12 +308,7 @@ class Evaluator:
         return float(self._kls(group)[_others(group, ranked)].mean())
 
     def _try(
-        self,
-        change: Callable[[float], None],
-        ranked: Ranked,
-        top: Divergence,
-        sketched: torch.Tensor,
-        config: PerturbConfig,
+        self, change: Change, ranked: Ranked, top: Divergence, sketched: torch.Tensor, config: PerturbConfig
     ) -> Iterator[Trial]:
         """Both signs on the tune part, at the length that gives its top examples the KL that is asked for."""
         size = config.magnitude or self._guess(ranked.top, sketched, config.aim)

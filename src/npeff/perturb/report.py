@@ -147,16 +147,11 @@ def write_overview(folder: Path) -> Table:
         The table.
     """
     names = ("perturbation", "decomposition", "direction", "way", "protocol", "compared at", "components")
-    means_of = ("KL ratio", "low", "high", "random groups", "elsewhere", "norm ratio")
-    compared = ("÷ first", "÷ first, low", "÷ first, high")
-    heads = [
-        *map(Column, names),
-        *(Column(name, ".3g") for name in (*means_of, *compared)),
-        Column("against the first"),
-    ]
-    table = Table(
-        "All perturbations of the run: geometric means over components with 95% intervals; paper: in-sample.", heads
-    )
+    numbers = ("KL ratio", "low", "high", "random groups", "elsewhere", "norm ratio")
+    numbers += ("÷ first", "÷ first, low", "÷ first, high")
+    caption = "All perturbations of the run: geometric means over components with 95% intervals; paper: in-sample."
+    heads = [*map(Column, names), *(Column(name, ".3g") for name in numbers), Column("against the first")]
+    table = Table(caption, heads)
     found = [
         (path.parent.name, read_results(path.parent), read_record(Made, path.parent / "config.json").config)
         for path in folder.glob("*/results.json")

@@ -167,13 +167,7 @@ class _Session:
     """The model at work: vectors for a few components at a time, and their evaluation."""
 
     def __init__(
-        self,
-        run: Run,
-        decomposition: Decomposition,
-        plan: Plan,
-        config: PerturbConfig,
-        folder: Path,
-        passages: list[str],
+        self, run: Run, decomposition: Decomposition, plan: Plan, config: PerturbConfig, folder: Path, texts: list[str]
     ) -> None:
         self.run, self.plan, self.config, self.folder = run, plan, config, folder
         how = (config.direction, config.threshold, config.ridge, config.carriers, config.seed)
@@ -186,7 +180,7 @@ class _Session:
         if config.evaluate_on:
             evaluated = prepare_run(plan.run, config.device, self.prepared.model)
             prompts = read_prompts(plan.run, evaluated)
-        elsewhere = None if self.prepared.model.classifies else Elsewhere(self.prepared, passages)
+        elsewhere = None if self.prepared.model.classifies else Elsewhere(self.prepared, texts)
         self.evaluator = Evaluator(plan, evaluated, prompts, elsewhere)
         self.chunk = decomposition.config.chunk
 

@@ -158,14 +158,9 @@ def _check_manifest(manifest: Manifest) -> None:
         raise UserError("examples, shard_examples or the number of shards is wrong.")
 
 
-_COLUMNS = {
-    "text": (pa.types.is_string, pa.types.is_large_string),
-    "label": (pa.types.is_integer,),
-    "prediction": (pa.types.is_integer,),
-    "prediction_text": (pa.types.is_string, pa.types.is_large_string),
-    "rank": (pa.types.is_integer,),
-    "set_aside": (pa.types.is_string, pa.types.is_large_string, pa.types.is_null),
-}
+_TEXT, _NUMBER = (pa.types.is_string, pa.types.is_large_string), (pa.types.is_integer,)
+_COLUMNS = {"text": _TEXT, "label": _NUMBER, "prediction": _NUMBER, "prediction_text": _TEXT, "rank": _NUMBER}
+_COLUMNS["set_aside"] = (*_TEXT, pa.types.is_null)
 """Columns of a finished run's example table that everything else builds on."""
 
 

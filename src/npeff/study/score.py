@@ -256,14 +256,11 @@ def write_scores(directory: Path, scores: Scores) -> str:
     Returns:
         The tables in Markdown, without the one of themes.
     """
+    heads = [Column("annotator"), Column("source", only="csv"), Column("decomposition"), *_share_columns("themed")]
     annotators = Table(
         "Themed: component groups with yes or maybe. False positives: random groups with yes or maybe. The intervals "
         "are 95% over groups.",
-        [
-            *(Column("annotator"), Column("source", only="csv"), Column("decomposition")),
-            *(*_share_columns("themed"), *_share_columns("false_positives")),
-            Column("not_answered", title="not answered"),
-        ],
+        [*heads, *_share_columns("false_positives"), Column("not_answered", title="not answered")],
         [
             (each.title, each.source, name, *_cells(themed), *_cells(each.false_positives), each.unanswered)
             for each in scores.annotators
