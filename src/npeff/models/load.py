@@ -107,9 +107,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
         raise UserError(f"Model {config.model!r} comes without {missing}, which would be random. {hint}")
     classifies = type(network).__name__.endswith(CLASSIFIER)
     head = next((name for name in network.config.architectures or () if _OTHER_HEAD.search(name)), None)
-    if (
-        head and not classifies
-    ):  # with a tied head nothing is missing, and yet nobody has trained it to say what comes next
+    # with a tied head nothing is missing, and yet nobody has trained it to say what comes next
+    if head and not classifies:
         raise UserError(f"Model {config.model!r} is a {head}. Give a causal language model with its head.")
     inner = network.config.get_text_config()
     # without one, classifiers refuse more than one text at a time
@@ -148,18 +147,21 @@ def load_network(
         RuntimeError: Likewise.
         ValueError: Likewise.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    import transformers
 
     safe = "gguf_file" not in options or None  # the other format is a pickle
     settings, dtype = _settings(path, options), getattr(torch, config.dtype)
     classifies = settings.architectures[0].endswith(CLASSIFIER)
-    kind = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+    kind = getattr(transformers, f"AutoModelFor{'SequenceClassification' if classifies else 'CausalLM'}")
     asked = {"dtype": dtype, "use_safetensors": safe, "output_loading_info": True}
-    asked |= quantisation(config, settings, gguf=safe is None)
+    asked |= quantisation(config, settings, path, gguf=safe is None)
     if config.device_map or "quantization_config" in asked:
         asked |= placement(config.device_map, str(device))
     try:
-        network, report = kind.from_pretrained(path, **asked, **options)
+        if "state_dict" in asked:  # the classes that choose a model by its config want a path to all of it
+            network, report = getattr(transformers, settings.architectures[0]).from_pretrained(None, **asked, **options)
+        else:
+            network, report = kind.from_pretrained(path, **asked, **options)
         check_placement(network, config.device_map)
     except (AssertionError, KeyError, RuntimeError, ValueError) as error:
         if config.device_map is None or out_of_memory(error):
