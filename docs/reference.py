@@ -111,6 +111,7 @@ RECORDS = {
     "explanations/NAME/names.json": "npeff.explain.records:Names",
     "explanations/NAME/components/NNNNN.json": "npeff.explain.records:Explanation",
     "explanations/NAME/casestudies/NNNNN.json": "npeff.explain.records:CaseStudy",
+    "explanations/NAME/judged/NNNNN.json": "npeff.explain.records:Judged",
     "comparisons/*/table.json": "npeff.analyse.compare:Comparison",
     "stability/*/stability.json": "npeff.analyse.records:Stability",
     "spectra/spectra.json": "npeff.analyse.spectra:Spectra",

@@ -37,6 +37,7 @@ from npeff.explain.names import Name
 from npeff.explain.records import CaseStudy, Explanation, WeighedText
 from npeff.explain.run import explain, name_all, weigh_text
 from npeff.explain.words import LeaveOut
+from npeff.explore.inside import Insides, is_found
 from npeff.explore.themes import Themes
 from npeff.perturb.config import ALL, Direction, PerturbConfig
 from npeff.perturb.elsewhere import background_rows
@@ -71,6 +72,7 @@ __all__ = [
     "compare_run",
     "decompose_run",
     "explain_components",
+    "find_components",
     "lift_component",
     "list_components",
     "list_examples",
@@ -266,6 +268,35 @@ def list_components(run: AnyRun, decomposition: str | None = None, count: int = 
         for each in analysis.component
         for first in each.orderings[:1]
     )
+
+
+def find_components(run: AnyRun, query: str, decomposition: str | None = None, count: int = 8) -> Records[Component]:
+    """Components that the filter of the page's overview finds.
+
+    Args:
+        run: The run.
+        query: Words of theme, name, first example, commonest label or prediction; `argues:Positive`; `head:3.5` (head 5
+            of layer 3); `like:17` (the nearest to component 17). All of several must fit.
+        decomposition: Name of the decomposition; without it, the run's default.
+        count: Top examples of each, at most.
+
+    Returns:
+        The components in their order; `to_pandas()` makes a table of them.
+    """
+    run = open_run(run)
+    name = choose_decomposition(run.path, decomposition)
+    components = _open_decomposition(run, name)
+    name_all(run, name, components)
+    columns, themes = Insides(run, name, components).columns, Themes(run, name).current()
+    assert columns is not None  # they have names now
+    found = []
+    for each in list_components(run, name, count):
+        j = each.number
+        said = [str(j), *((themes[j].theme, themes[j].note) if j in themes else ()), *list(each.labels)[:1]]
+        said += [*list(each.predictions)[:1], *each.top[:1], columns.names[j], columns.terms[j]]
+        if is_found(query, " ".join(said)):
+            found.append(each)
+    return Records(found)
 
 
 def list_examples(run: AnyRun, decomposition: AnyDecomposition = None) -> Records[Example]:

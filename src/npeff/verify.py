@@ -11,7 +11,7 @@ from npeff.collect.run import collect_shards, final_table
 from npeff.collect.session import load_prompts, prepare_run, tokenize
 from npeff.config import VerifyConfig
 from npeff.decompose.run import open_decomposition
-from npeff.explain.records import read_case_studies, read_explanations, read_names
+from npeff.explain.records import read_case_studies, read_explanations, read_judged, read_names
 from npeff.explore.themes import Themes
 from npeff.perturb.records import Made, read_records, read_results
 from npeff.store.examples import inputs_hash, inputs_of
@@ -118,7 +118,7 @@ def _check_decomposition(run: Run, folder: Path) -> None:
     _check_finished(folder, "npeff decompose", "config.json")
     open_decomposition(run, folder.name)
     Themes(run, folder.name).current()
-    for read in (read_names, read_explanations, read_case_studies):
+    for read in (read_names, read_explanations, read_case_studies, read_judged):
         read(run, folder.name)
     analysis = folder / ANALYSIS / "analysis.json"
     if analysis.is_file():

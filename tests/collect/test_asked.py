@@ -120,6 +120,11 @@ def test_check_says_that_a_template_is_not_used(chat_model, review_file, capsys)
     assert "collecting takes about" in out
     assert main([*command, "--chat"]) == 0
     assert "asked without it" not in capsys.readouterr().out
+    command[2] = "judge"
+    assert main(command) == 0
+    assert "asked without it" not in capsys.readouterr().out
+    assert main([*command, "--no-chat"]) == 0
+    assert "asked without it" in capsys.readouterr().out
 
 
 def test_a_dry_run_shows_it_too(config, capsys):

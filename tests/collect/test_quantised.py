@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from npeff.collect.check import compare_with_autograd
 from npeff.collect.config import CollectConfig, SketchConfig
@@ -19,6 +20,7 @@ from npeff.decompose.run import decompose
 from npeff.models.config import ModelConfig, ModelOptions, ParamsConfig
 from npeff.models.load import load_model
 from npeff.models.params import params
+from npeff.models.quantised import unpack
 from npeff.models.select import parameter_sizes
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.run import perturb
@@ -123,10 +125,15 @@ def test_layers_that_round_their_inputs_are_refused(base, tmp_path):
 
 def test_other_ways_are_refused_by_name(base, tmp_path, monkeypatch):
     settings = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    for method in ("gptq", "awq", "something-new"):
-        settings["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 128}
+    form = {
+        "gptq": (r" in a form \(marlin, 4 bits\)", {"checkpoint_format": "marlin"}),
+        "awq": (r" in a form \(gemv, 4 bits\)", {"version": "GEMV"}),
+        "something-new": (", which is", {}),
+    }
+    for method, (said, more) in form.items():
+        settings["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 128, **more}
         (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-        with pytest.raises(UserError, match=f"^Model .* is quantised by {method}, which is not read"):
+        with pytest.raises(UserError, match=f"^Model .* is quantised by {method}{said} not read"):
             load_model(ModelConfig(str(tmp_path), device="cpu"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install torchao"):
@@ -157,3 +164,74 @@ def test_weights_of_gpt_oss_are_unpacked(tmp_path, review_file):
     experts = prepared.model.network.model.layers[0].mlp.experts.gate_up_proj
     assert len(experts.unique()) < 100  # 16 values, and a few exponents
     assert compare_with_autograd(prepared, prompts[:3]).fits
+
+
+def words_of(rows, bits, order):
+    """Lists of small numbers as words of 32 bits, written out bit by bit; place k of a word holds number order[k]."""
+    each = 32 // bits
+    packed = []
+    for row in rows:
+        line = []
+        for start in range(0, len(row), each):
+            digits = [format(row[start + order[place]], f"0{bits}b") for place in reversed(range(each))]
+            line.append(int("".join(digits), 2))
+        packed.append(line)
+    return torch.tensor(packed, dtype=torch.int64).to(torch.uint32).view(torch.int32)
+
+
+def pack(weight, form, bits, group_size, shuffled):
+    """A weight [d_out, d_in] rounded and packed, and the numbers that are left of it, one by one."""
+    generator = np.random.default_rng(len(weight))
+    d_out, d_in = weight.shape
+    groups = (generator.permutation(d_in) if shuffled else np.arange(d_in)) // group_size
+    integers, zeros = np.zeros((d_in, d_out), int), generator.integers(1, 2**bits, (groups.max() + 1, d_out))
+    scales, plain = np.zeros(zeros.shape), np.zeros((d_out, d_in))
+    for o in range(d_out):
+        for group in range(len(zeros)):
+            scales[group, o] = np.float16(np.abs(weight[o, groups == group]).max() / (2 ** (bits - 1)))
+        for i in range(d_in):
+            scale, zero = scales[groups[i], o], zeros[groups[i], o]
+            integers[i, o] = np.clip(round(float(weight[o, i]) / scale) + zero, 0, 2**bits - 1)
+            plain[o, i] = scale * (int(integers[i, o]) - int(zero))
+    order = [0, 2, 4, 6, 1, 3, 5, 7] if form == "gemm" else range(32 // bits)
+    kept = zeros - 1 if form == "gptq" else zeros
+    packed = {"scales": torch.tensor(scales, dtype=torch.float16), "qzeros": words_of(kept.tolist(), bits, order)}
+    rows = integers if form == "gemm" else integers.T
+    words = words_of(rows.tolist(), bits, order)
+    packed["qweight"] = (words if form == "gemm" else words.T).contiguous()
+    if shuffled:
+        packed["g_idx"] = torch.tensor(groups, dtype=torch.int32)
+    return packed, torch.tensor(plain, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("form", "bits", "shuffled"),
+    [("gptq", 4, True), ("gptq", 8, False), ("gptq_v2", 2, False), ("gptq_v2", 4, False), ("gemm", 4, False)],
+)
+def test_packed_integers_are_read_as_they_were_written(form, bits, shuffled):
+    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(bits)).numpy()
+    packed, plain = pack(weight, form, bits, 16, shuffled)
+    torch.testing.assert_close(unpack({"g_idx": None, **packed}, bits, 16, form), plain, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("method", "form"), [("gptq", "gptq"), ("awq", "gemm")])
+def test_checkpoints_of_gptq_and_awq_are_unpacked(method, form, base, tmp_path, review_file):
+    tensors, expected = {}, {}
+    for name, tensor in load_file(base / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            tensors[name] = tensor
+            continue
+        packed, expected[name] = pack(tensor.numpy(), form, 4, 64, shuffled=False)
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in packed.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    settings["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    tiny.tokenizer().save_pretrained(tmp_path)
+    prepared, _, prompts = prepare_with_prompts(config_of(tmp_path, None, review_file))
+    assert not prepared.model.quantised
+    for name, plain in expected.items():
+        torch.testing.assert_close(prepared.model.network.get_parameter(name).data, plain, rtol=1e-6, atol=0)
+    assert compare_with_autograd(prepared, prompts[:3]).fits
+    with pytest.raises(UserError, match="quantised already"):
+        load_model(ModelConfig(str(tmp_path), device="cpu", quantise="torchao-int8"))

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 import npeff
 from npeff.cli import main
@@ -12,6 +13,8 @@ from npeff.explain.casestudy import casestudy
 from npeff.explain.config import CaseStudyConfig, ExplainConfig
 from npeff.explain.records import read_explanations
 from npeff.explain.run import explain
+from npeff.explore.inside import is_found
+from npeff.explore.themes import Themes
 from npeff.store.run import Run
 
 
@@ -94,6 +97,42 @@ def test_words_of_any_text(copy):
     (empty,) = npeff.weigh_words(copy, [" "], component=[1], decomposition="npeff")
     assert empty.effects == [[]]
     assert [name.component for name in npeff.name_components(copy, "npeff")] == [0, 1, 2, 3]
+
+
+def led_by(explanation):
+    return [(head.layer, head.number) for head in explanation.parts.leading_heads[:4]]
+
+
+def test_components_are_found_by_what_is_known_of_them(copy):
+    npeff.analyse_run(copy, "npeff", refits=0)
+    names = npeff.name_components(copy, "npeff")
+    (one,) = explain(ExplainConfig(str(copy.path), "npeff", (1,), examples=1, device="cpu"))
+    Themes(copy, "npeff").add(3, "Films with Charm", "a note")
+
+    def found(query):
+        return [each.number for each in npeff.find_components(copy, query, "npeff")]
+
+    assert found("") == [0, 1, 2, 3]
+    assert found("charm FILMS note") == [3]
+    argues = {answer: found(f"argues:{answer}") for answer in ("Negative", "Positive")}
+    assert sorted(argues["Negative"] + argues["Positive"]) == [0, 1, 2, 3]
+    assert (1 in argues["Positive"]) == (one.answers.argues_for == "Positive")
+    known = read_explanations(copy, "npeff")
+    assert found("head:") == sorted(known)
+    for head in one.parts.leading_heads[:4]:
+        own = [j for j in known if (head.layer, head.number) in led_by(known[j])]
+        assert 1 in found(f"head:{head.layer}.{head.number}") == sorted(own)
+    first = next(name for name in names if name.words)
+    assert first.component in found(first.words[0])
+    components = npeff.open_decomposition(copy, "npeff").components
+    cosines = (
+        torch.nn.functional.cosine_similarity(components[:, None], components[None], dim=2).abs().fill_diagonal_(0)
+    )
+    assert found("like:2") == sorted(cosines[2].topk(3).indices.tolist())
+    assert found("like:2 argues:Positive") == [j for j in argues["Positive"] if j != 2]
+    assert is_found("like:1", "x like:1 like:17")
+    assert not is_found("like:1", "x like:17 like:21")
+    assert found("no such thing") == []
 
 
 @pytest.mark.parametrize("answers", ["vocabulary", "suffixes"])

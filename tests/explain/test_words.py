@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from npeff.collect.capture import Capture
 from npeff.decompose.run import open_decomposition
-from npeff.explain.words import LeaveOut, Words, _new_cache, leave_out_exactly, phrases, read_words
+from npeff.explain.words import LeaveOut, Words, _new_cache, leave_out_exactly, phrases, read_words, rounds
 from npeff.models.answers import AnswerModel, resolve_answers
 from npeff.models.prompts import encode
 from npeff.store.rows import ArrayRows
@@ -71,7 +73,12 @@ def positions(prepared, sketch, prompt, V, which):
     return sketch.finish(total)[0]
 
 
-def test_positions_behind_the_removed_word_are_exact(run, prepared, monkeypatch):
+@pytest.fixture
+def unrounded(monkeypatch):
+    monkeypatch.setattr("npeff.explain.words.rounds", lambda _: False)
+
+
+def test_positions_behind_the_removed_word_are_exact(run, prepared, monkeypatch, unrounded):
     monkeypatch.setattr("npeff.explain.words.FIRST", 0)
     leave_out = LeaveOut(run, open_decomposition(run, "npeff"), prepared)
     examples = [read_words(prepared, ("", ()), text) for text in ("a film of great charm", "dull and far too long")]
@@ -83,17 +90,39 @@ def test_positions_behind_the_removed_word_are_exact(run, prepared, monkeypatch)
         at = example.spans[2][0]
         before = positions(prepared, leave_out._part, example.tokens, whole.V[b].float(), slice(0, at))
         torch.testing.assert_close(whole.before(b, at)[0], before, rtol=1e-3, atol=1e-4)
-        start, stop = example.spans[2]
-        prompt = example.tokens[:start] + example.tokens[stop:]
-        rest = example.tokens[stop:]
-        rows, V = leave_out._run_rests([rest], [b], [start], whole)
-        again = range(start, len(prompt))
-        torch.testing.assert_close(
-            rows[0, 0], positions(prepared, leave_out._part, prompt, V[0].float(), again), rtol=1e-3, atol=1e-4
-        )
 
 
-def test_nothing_is_guessed_for_the_first_word(run, prepared):
+@pytest.mark.parametrize("first", [0, 1])
+def test_variants_of_several_examples_share_a_batch(run, prepared, monkeypatch, unrounded, first):
+    """Each sees its own example's tokens before the removed words, at their places, whatever else is in the batch."""
+    monkeypatch.setattr("npeff.explain.words.FIRST", first)
+    leave_out = LeaveOut(run, open_decomposition(run, "npeff"), prepared)
+    texts = ("a film of great charm and wit", "dull", "far too long , and flat")
+    examples = [read_words(prepared, ("", ()), text) for text in texts]
+    whole = leave_out._run_whole(examples)
+    cuts = [
+        (b, example.spans[i][0], example.spans[min(i + size, len(example.spans)) - 1][1])
+        for b, example in enumerate(examples)
+        for i in range(len(example.spans))
+        for size in (1, 2)
+    ]
+    generator = torch.Generator().manual_seed(0)
+    cuts = [cuts[i] for i in torch.randperm(len(cuts), generator=generator).tolist()]
+    rests = [[*examples[b].tokens[: min(first, start)], *examples[b].tokens[stop:]] for b, start, stop in cuts]
+    rows, V = leave_out._run_rests(rests, [b for b, _, _ in cuts], [start for _, start, _ in cuts], whole)
+    assert len({len(rest) for rest in rests}) > 4
+    for n, (b, start, stop) in enumerate(cuts):
+        prompt = [*examples[b].tokens[:start], *examples[b].tokens[stop:]]
+        with torch.inference_mode():
+            alone = leave_out._directions(prepared.collector.answer_model.logits([prompt])[0])
+        torch.testing.assert_close(V[n], alone[0], rtol=1e-4, atol=1e-6)
+        if not first:  # a gradient to the first token also comes through what is not run again
+            behind = range(start, len(prompt))
+            exact = positions(prepared, leave_out._part, prompt, V[n].float(), behind)
+            torch.testing.assert_close(rows[n, 0], exact, rtol=1e-3, atol=1e-4)
+
+
+def test_nothing_is_guessed_for_the_first_word(run, prepared, unrounded):
     """Without words before the removed one but the first token, the short way is the exact way."""
     decomposition = open_decomposition(run, "npeff")
     tokens = encode(prepared.model.tokenizer, "Review dull and long\nSentiment:")
@@ -105,7 +134,9 @@ def test_nothing_is_guessed_for_the_first_word(run, prepared):
     torch.testing.assert_close(torch.cat([found.coefficients[None], found.without]), coefficients, rtol=0.02, atol=0.01)
 
 
-def test_the_short_way_agrees_with_the_exact_one(run, prepared):
+@pytest.mark.parametrize("rounded", [False, True])
+def test_the_short_way_agrees_with_the_exact_one(run, prepared, monkeypatch, rounded):
+    monkeypatch.setattr("npeff.explain.words.rounds", lambda _: rounded)
     decomposition = open_decomposition(run, "npeff")
     texts = run.table["text"].to_pylist()[:6]
     examples = [read_words(prepared, ("", ()), text) for text in texts]
@@ -114,6 +145,26 @@ def test_the_short_way_agrees_with_the_exact_one(run, prepared):
     exact = [leave_out_exactly(run, decomposition, prepared, *pair) for pair in zip(examples, spans, strict=True)]
     changes = [torch.cat([(each.without - each.coefficients).flatten() for each in way]) for way in (short, exact)]
     assert torch.corrcoef(torch.stack(changes))[0, 1] > 0.7
+
+
+def test_only_plain_layers_in_full_precision_are_rounded(prepared, monkeypatch):
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    assert rounds(prepared)
+    half = replace(prepared, model=replace(prepared.model, config=replace(prepared.model.config, dtype="float16")))
+    assert not rounds(half)
+    monkeypatch.setattr("torch.cpu.get_capabilities", dict, raising=False)
+    assert not rounds(prepared)
+
+
+def test_batches_of_variants_have_little_padding(run, prepared):
+    leave_out = LeaveOut(run, open_decomposition(run, "npeff"), prepared)
+    rests = [[0] * (3 + n % 17) for n in range(400)]
+    batches = list(leave_out._batches(rests))
+    assert sorted(i for batch in batches for i in batch) == list(range(400))
+    padded = sum(len(batch) * max(len(rests[i]) for i in batch) for batch in batches)
+    assert padded < 1.05 * sum(map(len, rests))
+    assert max(len(batch) * len(rests[batch[0]]) for batch in batches) <= prepared.config.batch_tokens
+    assert len(batches) < 30
 
 
 def test_methods_that_add_nothing_up_go_the_exact_way(run, prepared):

@@ -14,7 +14,7 @@ SECRET = "sk-very-secret-0123456789"
 
 def test_waits_grow_and_follow_the_server(waits: list[float]) -> None:
     with serving(send(429, "", Retry_After="17"), send(429, "", Retry_After="soon"), send(503, ""), say("no")) as told:
-        chat = Chat(JudgeConfig("kit", told.url, "m"))
+        chat = Chat(JudgeConfig("kit", endpoint=told.url, model="m"))
         assert chat.ask([{"role": "user", "content": "?"}]) == ("no", {"prompt_tokens": 7, "completion_tokens": 2})
         assert waits[0] == 17
         assert 1.6 <= waits[1] <= 2.4
@@ -22,7 +22,7 @@ def test_waits_grow_and_follow_the_server(waits: list[float]) -> None:
         told.requests.clear()
         told.actions = [send(429, "", Retry_After="100000")]
         with pytest.raises(UserError, match=r"3 tries"):
-            Chat(JudgeConfig("kit", told.url, "m", retries=2)).ask([])
+            Chat(JudgeConfig("kit", endpoint=told.url, model="m", retries=2)).ask([])
         assert waits[3:] == [60, 60]
 
 
@@ -43,5 +43,5 @@ def test_addresses() -> None:
 def test_what_the_server_does_not_count_is_left_out() -> None:
     for usage in ("null", "{}", '{"prompt_tokens": null, "completion_tokens": 3}'):
         with serving(send(200, f'{{"choices": [{{"message": {{"content": null}}}}], "usage": {usage}}}')) as told:
-            text, tokens = Chat(JudgeConfig("kit", told.url, "m")).ask([])
+            text, tokens = Chat(JudgeConfig("kit", endpoint=told.url, model="m")).ask([])
             assert (text, tokens) == ("", {"completion_tokens": 3} if "3" in usage else {})

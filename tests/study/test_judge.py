@@ -45,7 +45,7 @@ def kit(run: Run, tmp_path: Path) -> Path:
 
 
 def config(kit: Path, told: Told, **options: Any) -> JudgeConfig:
-    return JudgeConfig(str(kit), told.url, "org/a model", **options)
+    return JudgeConfig(str(kit), endpoint=told.url, model="org/a model", **options)
 
 
 def test_every_group_is_asked_the_same_way_and_scored(
@@ -160,9 +160,9 @@ def test_nobody_listens(kit: Path) -> None:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(UserError, match=r"Cannot reach .*/v1/chat/completions: .*Connection refused.*Start the server"):
-        judge(JudgeConfig(str(kit), address, "m"))
+        judge(JudgeConfig(str(kit), endpoint=address, model="m"))
     with pytest.raises(UserError, match="Cannot reach"):
-        judge(JudgeConfig(str(kit), "http://no-such-host.invalid", "m"))
+        judge(JudgeConfig(str(kit), endpoint="http://no-such-host.invalid", model="m"))
 
 
 def test_the_key_is_sent_and_never_kept(
@@ -193,7 +193,7 @@ def test_the_key_is_sent_and_never_kept(
 
 
 def test_a_dry_run_asks_nothing(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert judge(JudgeConfig(str(kit), "http://127.0.0.1:9", "m", dry_run=True)) is None
+    assert judge(JudgeConfig(str(kit), endpoint="http://127.0.0.1:9", model="m", dry_run=True)) is None
     characters = sum(len(m["content"]) for g in read_kit(kit).groups for m in messages_for(read_kit(kit), g.texts))
     assert f"4 requests: about {characters // 4:,} tokens" in capsys.readouterr().out
     assert not (kit / "judges").exists()
@@ -241,7 +241,7 @@ def test_nobody_but_the_endpoint_is_told_anything(kit: Path, monkeypatch: pytest
 
 
 def test_wrong_options(kit: Path) -> None:
-    good = JudgeConfig(str(kit), "http://h", "m")
+    good = JudgeConfig(str(kit), endpoint="http://h", model="m")
     for wrong in ({"model": " "}, {"max_tokens": 0}, {"timeout": 0.0}, {"retries": -1}):
         with pytest.raises(UserError):
             replace(good, **wrong)
@@ -305,7 +305,7 @@ def served(chat_model: Path) -> Iterator[str]:
 
 
 def test_transformers_serve(served: str, chat_model: Path, kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = judge(JudgeConfig(str(kit), served, str(chat_model), max_tokens=20))
+    path = judge(JudgeConfig(str(kit), endpoint=served, model=str(chat_model), max_tokens=20))
     assert path is not None
     sheet = read_sheet(path, read_kit(kit))
     assert sheet.answers == {n: Answer("yes", "film") for n in range(1, GROUPS + 1)}
@@ -314,4 +314,4 @@ def test_transformers_serve(served: str, chat_model: Path, kit: Path, capsys: py
     reply = json.loads(next((kit / "judges").rglob("001.json")).read_text())
     assert reply["tokens"]["prompt_tokens"] > 100
     with pytest.raises(UserError):
-        judge(JudgeConfig(str(kit), served, "no/such-model", retries=0))
+        judge(JudgeConfig(str(kit), endpoint=served, model="no/such-model", retries=0))

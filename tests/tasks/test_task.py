@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from npeff.tasks.config import BUILTIN, DataConfig
 from npeff.tasks.data import Labels, answer_text
-from npeff.tasks.task import Task, load_task, task_from_yaml
+from npeff.tasks.task import Task, asked_task, load_task, task_from_yaml
 from npeff.utils.errors import UserError
 
 TOPICS = (
@@ -54,6 +54,18 @@ def test_prompts_of_the_paper() -> None:
     assert load_task("yat").render("Why?") == (
         "Question: Why?\nWhat broad topic is this question about? Choose from:\n" + "\n".join(TOPICS) + ".\nTopic:"
     )
+
+
+def test_a_task_for_chat_models_can_be_asked_without_a_chat() -> None:
+    judge = asked_task(DataConfig("judge"))
+    assert judge.chat is True
+    assert judge.labels == load_task("reviews").labels
+    plain = asked_task(DataConfig("judge", no_chat=True))
+    assert plain == dataclasses.replace(judge, chat=False)
+    assert plain.render("fine .").endswith("Review: fine .")
+    assert asked_task(DataConfig("sst2", chat=True)).is_chat
+    with pytest.raises(UserError, match="--chat and --no-chat"):
+        DataConfig("judge", chat=True, no_chat=True)
 
 
 def test_answers_of_the_paper() -> None:

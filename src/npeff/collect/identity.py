@@ -37,7 +37,8 @@ def identity_of(config: CollectConfig, task: Task, model: LoadedModel, before: B
     values["model"].pop("device")
     values["model"].pop("device_map")
     values["model"].pop("tensor_parallel")
-    values["data"].pop("chat")  # the task says it
+    for name in ("chat", "no_chat"):  # the task says it
+        values["data"].pop(name)
     for name in _HOW:
         values.pop(name)
     prefix, turns = before

@@ -9,7 +9,6 @@ from the mean under p. Nothing passes through the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,16 +19,14 @@ from npeff.decompose.base import Decomposition
 from npeff.perturb.lift import LIFTABLE_METHODS
 from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
-from npeff.utils.configs import from_dict
-from npeff.utils.text import rounded
+from npeff.utils import Record, from_dict, rounded
 from npeff.utils.types import Array
 
 LISTED = 8
 """Answers that are listed for a component: those that change most."""
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(Record):
     """How log-probabilities of answers change, for a step of length 1 along a component."""
 
     names: list[str]

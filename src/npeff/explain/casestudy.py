@@ -7,19 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from npeff.analyse.probe import explain_texts
-from npeff.analyse.ranking import top_examples
 from npeff.collect.session import Prepared, answer_texts, prepare_run
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
 from npeff.explain.config import CaseStudyConfig
 from npeff.explain.names import Lexicon
 from npeff.explain.records import Case, CaseStudy, explanations_folder, key_of
-from npeff.explain.run import name_all, weigh_words, words_of_example
+from npeff.explain.run import examples_of, name_all, weigh_words, words_of_example
 from npeff.explain.words import LeaveOut, Words
 from npeff.perturb.lift import check_component
 from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
-from npeff.utils.configs import write_record
+from npeff.utils import write_record
 from npeff.utils.report import Column, Emphasis, Table, Value, write_report
 
 Variant = tuple[int, bool, str, str]
@@ -41,20 +40,16 @@ def casestudy(config: CaseStudyConfig) -> CaseStudy:
     check_component(decomposition, j)
     words = name_all(run, name, decomposition).names[j].words
     prepared = prepare_run(run, config.device)
-    scores, held_out = decomposition.scores()[:, j].numpy(), np.zeros(len(run.table), dtype=bool)
-    held_out[decomposition.notes.held_out] = True
-    chosen = [
-        int(i) for which in (~held_out, held_out) for i in top_examples(scores, run.usable & which, config.examples)
-    ]
-    examples = [words_of_example(run, prepared, i) for i in chosen]
+    chosen = examples_of(run, decomposition, j, config.examples)
+    examples = [words_of_example(run, prepared, i) for i, _ in chosen]
     effects = weigh_words(LeaveOut(run, decomposition, prepared), examples, j)
-    strangers = _strangers(run, held_out, set(words))
+    strangers = _strangers(run, decomposition.notes.held_out, set(words))
     generator = np.random.default_rng([config.seed, j])
     variants: list[Variant] = []
     fields = []
-    for i, example, found in zip(chosen, examples, effects, strict=True):
+    for (i, held_out), example, found in zip(chosen, examples, effects, strict=True):
         carrying = np.argsort(-np.array(found.effects), kind="stable")[: config.words].tolist()
-        own = list(_variants(i, bool(held_out[i]), example, carrying, generator.permutation(strangers).tolist()))
+        own = list(_variants(i, held_out, example, carrying, generator.permutation(strangers).tolist()))
         variants += own
         fields += [example.fields] * len(own)
     cases = _measure(run, decomposition, prepared, variants, fields if prepared.task.fields else [], j)
@@ -66,9 +61,9 @@ def casestudy(config: CaseStudyConfig) -> CaseStudy:
     return study
 
 
-def _strangers(run: Run, held_out: np.ndarray, own: set[str]) -> list[str]:
+def _strangers(run: Run, held_out: list[int], own: set[str]) -> list[str]:
     """Words of middling frequency that have nothing to do with the component, to put in the place of others."""
-    lexicon = Lexicon(run.table["text"].to_pylist(), np.flatnonzero(run.usable & ~held_out))
+    lexicon = Lexicon(run.table["text"].to_pylist(), np.setdiff1d(np.flatnonzero(run.usable), held_out))
     counts = np.asarray(lexicon.has.sum(0))[0]
     plain = [n for n, word in enumerate(lexicon.words) if word.isalpha() and len(word) > 3 and word not in own]
     middle = sorted(plain, key=lambda n: -counts[n])[len(plain) // 4 : 3 * len(plain) // 4] or plain
@@ -116,14 +111,6 @@ def as_table(study: CaseStudy) -> Table:
     columns += [Column("coefficient", ".3f"), Column("answer"), Column("probability", ".1%")]
     table = Table(f"Component {study.component}: examples before and after their carrying words changed", columns)
     for case in study.cases:
-        values: list[Value] = [
-            case.example,
-            case.held_out,
-            case.variant,
-            case.text,
-            case.coefficient,
-            case.answer,
-            case.probability,
-        ]
+        values: list[Value] = list(vars(case).values())
         table.rows.append([Emphasis(value) for value in values] if case.variant == "as it is" else values)
     return table

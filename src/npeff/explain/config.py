@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import tyro
 
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
-@dataclass(frozen=True)
-class ExplainConfig:
+class ExplainConfig(Record):
     """Say what is inside components: their words, answers, heads and neurons, and names. Run it again to continue."""
 
     run: tyro.conf.Positional[str]
@@ -42,8 +40,7 @@ class ExplainConfig:
             raise UserError("--examples must be at least 1, --memory-gb above 0, --fidelity above 0 and at most 1.")
 
 
-@dataclass(frozen=True)
-class CaseStudyConfig:
+class CaseStudyConfig(Record):
     """Study one component: its examples with the carrying words removed and swapped, before and after, as a table."""
 
     run: tyro.conf.Positional[str]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,7 @@ from scipy import sparse
 from npeff.analyse.ranking import top_examples
 from npeff.analyse.tunings import UNKNOWN, Classes, Examples
 from npeff.explain.words import WORD
-from npeff.utils.text import rounded
+from npeff.utils import Record, rounded
 from npeff.utils.types import Array
 
 USERS = 128
@@ -35,8 +35,7 @@ CLEAR = 2.0
 """Standard errors that a word's log-odds must be above zero."""
 
 
-@dataclass(frozen=True)
-class Skew:
+class Skew(Record):
     """A class, or length, that is commoner among the users of a component."""
 
     what: str
@@ -49,8 +48,7 @@ class Skew:
     """The same among the others."""
 
 
-@dataclass(frozen=True)
-class Name:
+class Name(Record):
     """What a component's examples have in common in their words."""
 
     component: int

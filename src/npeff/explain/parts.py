@@ -8,7 +8,7 @@ residual stream and its column of the one that writes to it. No two parts share 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from npeff.perturb.evaluate import Divergence
 from npeff.perturb.lift import Parameters
 from npeff.perturb.weights import forward_ad, moving
 from npeff.perturb.where import split_name
-from npeff.utils.text import rounded
+from npeff.utils import Record, rounded
 from npeff.utils.types import Array
 
 LEADING = 12
@@ -36,8 +36,7 @@ Key = tuple[int, str, int]
 """Layer, kind (head, kv, neuron, other) and number of a part."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Record):
     """A head, or a neuron, of a direction."""
 
     layer: int
@@ -52,8 +51,7 @@ class Part:
     """The same in directions of random groups of examples, on average."""
 
 
-@dataclass(frozen=True)
-class CausalPoint:
+class CausalPoint(Record):
     """What some of the parts do to held-out examples, by derivatives: ÷ what the whole direction does."""
 
     parts: float
@@ -68,8 +66,7 @@ class CausalPoint:
     """Effect of random parts of the same energy alone."""
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(Record):
     """Where a direction is."""
 
     heads: list[list[float]]
@@ -279,9 +276,8 @@ def attention_from_end(network: Any, prompt: Sequence[int], heads: Sequence[Part
         Weights that add up to 1, [heads][positions]; empty for a model that does not tell.
     """
     settings = network.config.get_text_config()
-    group = settings.num_attention_heads // (
-        getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
-    )
+    heads_in_all = settings.num_attention_heads
+    group = heads_in_all // (getattr(settings, "num_key_value_heads", None) or heads_in_all)
     before = network.config._attn_implementation
     try:
         network.set_attn_implementation("eager")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,12 @@ from npeff.explain.names import Name
 from npeff.explain.parts import Part, Parts
 from npeff.store.layout import EXPLANATIONS, decomposition_folder
 from npeff.store.run import Run
-from npeff.utils.configs import read_record
-from npeff.utils.files import read_object
+from npeff.utils import Record, read_object, read_record
 
 NAMES = "names.json"
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Record):
     """Two neighbouring words that carry more together than one at a time."""
 
     first: int
@@ -30,8 +28,7 @@ class Pair:
     """Share of the coefficient that is lost without both."""
 
 
-@dataclass(frozen=True)
-class WordEffects:
+class WordEffects(Record):
     """What each word of an example carries of a component."""
 
     example: int | None
@@ -46,8 +43,7 @@ class WordEffects:
     """Pairs that one word alone does not tell of, as negations."""
 
 
-@dataclass(frozen=True)
-class WeighedText:
+class WeighedText(Record):
     """What each word of a text carries of the components that it uses."""
 
     text: str
@@ -60,8 +56,7 @@ class WeighedText:
     """Share of each component's coefficient that is lost without each word."""
 
 
-@dataclass(frozen=True)
-class HeadView:
+class HeadView(Record):
     """What the last token of an example looks at in a head."""
 
     head: Part
@@ -70,8 +65,7 @@ class HeadView:
     """Attention to each position; they add up to 1."""
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(Record):
     """How a change along a component travels through the model, for one example."""
 
     example: int
@@ -84,8 +78,7 @@ class Trace:
     """Of the leading heads."""
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(Record):
     """What is inside a component (components/00000.json)."""
 
     component: int
@@ -104,8 +97,7 @@ class Explanation:
     """Cosine of the lifted direction with the component."""
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(Record):
     """Names of all components (names.json)."""
 
     key: str
@@ -116,8 +108,7 @@ class Names:
     """What each does to the answers of its top examples."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Record):
     """A variant of an example."""
 
     example: int
@@ -136,8 +127,7 @@ class Case:
     """What the model gives it."""
 
 
-@dataclass(frozen=True)
-class CaseStudy:
+class CaseStudy(Record):
     """What `npeff casestudy` found (casestudies/00000.json)."""
 
     component: int
@@ -146,6 +136,32 @@ class CaseStudy:
     """Which run and decomposition it belongs to."""
     cases: list[Case]
     """Variants, each example's own text first."""
+
+
+class Told(Record):
+    """How well a judge tells held-out users of a component from others."""
+
+    by: str
+    """`theme`; `words` of its name; `other`: what another component is called; `nothing`: the texts alone."""
+    description: str
+    """What the judge was told."""
+    detection: float | None
+    """Balanced accuracy of "which of these texts fit?"; 0.5 by chance. None if it was not asked or not answered."""
+    intruder: float | None
+    """How often it found the one text of five that does not use the component; 0.2 by chance."""
+
+
+class Judged(Record):
+    """What `npeff study detect` found (judged/00000.json)."""
+
+    component: int
+    """Number of the component."""
+    key: str
+    """Which run and decomposition it belongs to."""
+    model: str
+    """The judge."""
+    told: list[Told]
+    """One for each description."""
 
 
 def explanations_folder(run: Run, name: str) -> Path:
@@ -183,6 +199,11 @@ def read_explanations(run: Run, name: str) -> dict[int, Explanation]:
 def read_case_studies(run: Run, name: str) -> dict[int, CaseStudy]:
     """Component → its case study, as `read_explanations` reads them."""
     return _read_all(CaseStudy, run, name, "casestudies")
+
+
+def read_judged(run: Run, name: str) -> dict[int, Judged]:
+    """Component → what a judge tells by its descriptions, as `read_explanations` reads them."""
+    return _read_all(Judged, run, name, "judged")
 
 
 def _read_all(kind: Any, run: Run, name: str, below: str) -> dict[int, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,24 +14,12 @@ from npeff.analyse.run import read_examples
 from npeff.collect.session import Prepared, prepare_run, read_prompts
 from npeff.decompose.base import Decomposition, Order
 from npeff.decompose.run import open_decomposition
+from npeff.explain import records
 from npeff.explain.answers import Answers, can_read, signature
 from npeff.explain.config import ExplainConfig
 from npeff.explain.names import Lexicon, give_name
 from npeff.explain.parts import Anatomy, Parts, attention_from_end, check_parts, describe, trace
-from npeff.explain.records import (
-    NAMES,
-    Explanation,
-    HeadView,
-    Names,
-    Pair,
-    Trace,
-    WeighedText,
-    WordEffects,
-    explanations_folder,
-    key_of,
-    read_explanations,
-    read_names,
-)
+from npeff.explain.records import Explanation, HeadView, Names, Pair, Trace, WeighedText, WordEffects
 from npeff.explain.words import LeaveOut, Span, Words, phrases, read_words
 from npeff.models.select import blocks
 from npeff.perturb.evaluate import Divergence
@@ -40,11 +27,8 @@ from npeff.perturb.lift import LIFTABLE_METHODS, Lifter, Parameters, RowSums, co
 from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
-from npeff.utils.configs import write_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one, remove_partials
+from npeff.utils import UserError, duration, only_one, remove_partials, replace, rounded, write_record
 from npeff.utils.progress import progress
-from npeff.utils.text import duration, rounded
 from npeff.utils.types import Array
 
 TOP = 16
@@ -72,7 +56,11 @@ def explain(config: ExplainConfig) -> list[Explanation]:
     run = Run.open(config.run)
     name = choose_decomposition(run.path, config.decomposition)
     decomposition = open_decomposition(run, name)
-    count, folder, key = len(decomposition.components), explanations_folder(run, name), key_of(run, name)
+    count, folder, key = (
+        len(decomposition.components),
+        records.explanations_folder(run, name),
+        records.key_of(run, name),
+    )
     chosen = sorted(set(config.component)) or list(range(count))
     if not 0 <= chosen[0] <= chosen[-1] < count:
         raise UserError(f"{name} has components 0 to {count - 1}, not {', '.join(map(str, config.component))}.")
@@ -80,7 +68,7 @@ def explain(config: ExplainConfig) -> list[Explanation]:
     with only_one(folder):
         remove_partials(folder, below=True)
         names = name_all(run, name, decomposition)
-        known = read_explanations(run, name)
+        known = records.read_explanations(run, name)
         missing = [j for j in chosen if not _is_complete(known.get(j), config, liftable)]
         if missing and (config.words or config.parts):
             session = _Session(run, decomposition, config)
@@ -117,7 +105,7 @@ def name_all(run: Run, name: str, decomposition: Decomposition) -> Names:
     Returns:
         Names and answers.
     """
-    old = read_names(run, name)
+    old = records.read_names(run, name)
     if old is not None:
         return old
     examples, held_out = read_examples(run), np.array(decomposition.notes.held_out, dtype=np.int64)
@@ -135,8 +123,8 @@ def name_all(run: Run, name: str, decomposition: Decomposition) -> Names:
         answers.append(
             signature(run, decomposition.components[j], top, labels.__getitem__) if readable and len(top) else None
         )
-    found = Names(key_of(run, name), names, answers)
-    write_record(explanations_folder(run, name) / NAMES, found, sealed=True)
+    found = Names(records.key_of(run, name), names, answers)
+    write_record(records.explanations_folder(run, name) / records.NAMES, found, sealed=True)
     return found
 
 
@@ -156,25 +144,17 @@ class _Session:
 
     def explain(self, components: Sequence[int]) -> Iterator[tuple[int, dict[str, object]]]:
         """What is found of each component: fields of `Explanation`."""
-        for j, vector, fidelity in (
-            self._vectors(components) if self.liftable else ((j, None, None) for j in components)
-        ):
+        nothing = ((j, None, None) for j in components)
+        for j, vector, fidelity in self._vectors(components) if self.liftable else nothing:
             found: dict[str, object] = {"words": self.words(j)} if self.config.words else {}
             if vector is not None:
                 parts, traced = self._parts(j, vector)
                 found |= {"parts": parts, "trace": traced, "fidelity": fidelity}
             yield j, found
 
-    def examples(self, component: int) -> list[tuple[int, bool]]:
-        """Top examples of a component that it was fitted to, then those that were held out: (number, held out)."""
-        scores = self.decomposition.scores()[:, component].numpy()
-        held_out = np.isin(np.arange(len(scores)), self.held_out)
-        parts = [top_examples(scores, self.run.usable & which, self.config.examples) for which in (~held_out, held_out)]
-        return [(int(i), bool(place)) for place, part in enumerate(parts) for i in part]
-
     def words(self, component: int) -> list[WordEffects]:
         """What the words of the component's examples carry."""
-        chosen = self.examples(component)
+        chosen = examples_of(self.run, self.decomposition, component, self.config.examples)
         examples = [words_of_example(self.run, self.prepared, i) for i, _ in chosen]
         return [
             replace(effects, example=i, held_out=held_out)
@@ -220,7 +200,7 @@ class _Session:
         return np.mean(energies, 0)
 
     def _parts(self, component: int, vector: Parameters) -> tuple[Parts, Trace]:
-        chosen = self.examples(component)
+        chosen = examples_of(self.run, self.decomposition, component, self.config.examples)
         measured = [i for i, held_out in chosen if held_out]
         parts = describe(self.anatomy, vector, self.nulls)
         if measured:  # effects count on held-out examples only
@@ -234,6 +214,14 @@ class _Session:
         tokens = [self.prepared.model.tokenizer.decode([token]) for token in prompt]
         sizes = trace(self.prepared, list(blocks(network)), prompt, vector)
         return parts, Trace(example, tokens, sizes, [HeadView(*pair) for pair in zip(heads, weights, strict=False)])
+
+
+def examples_of(run: Run, decomposition: Decomposition, component: int, count: int) -> list[tuple[int, bool]]:
+    """Top examples of a component that it was fitted to, then those that were held out: (number, held out)."""
+    scores = decomposition.scores()[:, component].numpy()
+    held_out = np.isin(np.arange(len(scores)), decomposition.notes.held_out)
+    parts = [top_examples(scores, run.usable & which, count) for which in (~held_out, held_out)]
+    return [(int(i), bool(place)) for place, part in enumerate(parts) for i in part]
 
 
 def words_of_example(run: Run, prepared: Prepared, example: int) -> Words:

@@ -9,19 +9,21 @@ models attend to for want of anything better, and which often has the longest gr
 
 with the factor a by which the gradient of these positions changed, in least squares. Positions behind the word
 are exact; the first token lacks what comes to it through words that are not run again. Rows are read by a part of the
-sketch. How well this agrees with the truth is measured by `make bench ONLY=explain`.
+sketch, and computed in bfloat16 where that is faster. How well this agrees with the truth is measured by
+`make bench ONLY=explain`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 import torch
+from torch import nn
 
 from npeff.analyse.probe import explain_texts
 from npeff.collect.capture import Capture
@@ -36,7 +38,7 @@ from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import Before
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 WORD = re.compile(r"(?:(?<!\w)['\u2019])?\w+(?:['\u2019-]\w+)*|[^\w\s]+")
 """A word, or punctuation."""
@@ -44,12 +46,13 @@ MOST_WORDS = 64
 """Words of a text that are removed one by one; of a longer one, phrases first."""
 FIRST = 1
 """Tokens at the beginning of a prompt that are run again without every word."""
+FULL = 256
+"""Tokens that make a batch large enough to be fast."""
 Span = tuple[int, int]
 """Words from the first to before the last: (3, 4) is the fourth word alone."""
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(Record):
     """An example as tokens and words."""
 
     text: str
@@ -113,8 +116,7 @@ def read_words(prepared: Prepared, before: Before, text: str, fields: Mapping[st
     return Words(text, fields, words, places, tokens, spans)
 
 
-@dataclass(frozen=True)
-class Removed:
+class Removed(Record):
     """An example and what is left of its coefficients without some of its words."""
 
     coefficients: torch.Tensor
@@ -149,8 +151,7 @@ def leave_out_exactly(
     return Removed(coefficients[0], coefficients[1:])
 
 
-@dataclass(frozen=True)
-class _Whole:
+class _Whole(Record):
     """A batch of whole examples: what the variants of them build on."""
 
     V: torch.Tensor
@@ -176,6 +177,7 @@ class LeaveOut:
         if decomposition.parts == "matrices":  # others go the exact way
             self._part, self._components = prepared.collector.sketch.part(decomposition.components)
             self._overlap = gram(decomposition.components).square().float()
+            self._rounded = partial(torch.autocast, "cpu", torch.bfloat16, enabled=rounds(prepared))
         self._works: bool | None = None
         """Whether the short way is open to this model and method; known after the first example."""
 
@@ -229,7 +231,7 @@ class LeaveOut:
             for b, (start, stop) in zip(owners, cuts, strict=True)
         ]
         rows = torch.zeros(len(rests), *whole.sums.shape[1:2], whole.sums.shape[3])
-        for batch in self.prepared.collector.batches(rests, self.prepared.config.batch_tokens):
+        for batch in self._batches(rests):
             own = [owners[i] for i in batch]
             again, V = self._run_rests([rests[i] for i in batch], own, [cuts[i][0] for i in batch], whole)
             places = [(min(FIRST, cuts[i][0]), *cuts[i]) for i in batch]
@@ -243,6 +245,16 @@ class LeaveOut:
         without = torch.split(coefficients[len(examples) :], [len(own) for own in spans])
         return [Removed(*pair) for pair in zip(coefficients[: len(examples)], without, strict=True)]
 
+    def _batches(self, rests: list[list[int]]) -> Iterator[list[int]]:
+        """Put rests of about the same length together: padding costs as much as tokens."""
+        for batch in self.prepared.collector.batches(rests, self.prepared.config.batch_tokens):
+            lengths, first = [len(rests[i]) for i in batch], 0
+            for i, length in enumerate(lengths):
+                if (i - first) * lengths[first] >= FULL and length < lengths[first]:
+                    yield batch[first:i]
+                    first = i
+            yield batch[first:]
+
     def _directions(self, z: torch.Tensor) -> torch.Tensor:
         """Output directions, float64 [B, k, r]; random ones are the same for all."""
         p = z.detach().double().softmax(1)
@@ -254,7 +266,7 @@ class LeaveOut:
         prompts = [example.tokens for example in examples]
         boundaries = [sorted({0, FIRST, len(e.tokens), *(t for span in e.spans for t in span)}) for e in examples]
         places, counted = _segments(boundaries, max(map(len, prompts)))
-        with Capture(self.prepared.selection.modules, self._part.fold_input) as capture:
+        with self._rounded(), Capture(self.prepared.selection.modules, self._part.fold_input) as capture:
             capture.start(len(prompts), len(prompts), max(map(len, prompts)))
             cache = _new_cache([])
             z = self._model.logits_after(
@@ -286,7 +298,7 @@ class LeaveOut:
         """Rows of the positions that are run again [n, k, q], and directions [n, k, r]."""
         longest = max(starts)
         cache = _new_cache([(k[owners, :, :longest], v[owners, :, :longest]) for k, v in whole.cache])
-        with Capture(self.prepared.selection.modules, self._part.fold_input) as capture:
+        with self._rounded(), Capture(self.prepared.selection.modules, self._part.fold_input) as capture:
             capture.start(len(rests), len(rests), max(map(len, rests)))
             firsts = [min(FIRST, start) for start in starts]
             positions = [
@@ -304,6 +316,14 @@ class LeaveOut:
         products = (rows @ self._components.cpu().T).square().sum(1)
         N = (products / torch.where(size > 0, size, 1.0)[:, None]).T.contiguous()
         return fit_coefficients(torch.zeros_like(N), N, self._overlap, FINAL_SWEEPS, FINAL_TOLERANCE).T
+
+
+def rounds(prepared: Prepared) -> bool:
+    """Whether words are weighed in bfloat16: the processor multiplies it faster, and the model has plain layers."""
+    model, able = prepared.model, getattr(torch.cpu, "get_capabilities", dict)()
+    plain = all(type(each.module) is nn.Linear for each in prepared.selection.modules) and not model.quantised
+    fast = model.device.type == "cpu" and (able.get("avx512_bf16") or able.get("amx_bf16"))
+    return bool(fast and plain and model.config.dtype == "float32")
 
 
 def _completed(

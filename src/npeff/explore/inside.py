@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 
 import torch
 
 from npeff.decompose.base import Decomposition
+from npeff.explain import records
 from npeff.explain.answers import Answers
 from npeff.explain.names import Name
 from npeff.explain.parts import Parts
-from npeff.explain.records import (
-    Case,
-    Trace,
-    WordEffects,
-    read_case_studies,
-    read_explanations,
-    read_names,
-)
+from npeff.explain.records import Case, Judged, Trace, WordEffects
 from npeff.store.layout import EXPLANATIONS
 from npeff.store.run import Run
-from npeff.utils.files import sha256
-from npeff.utils.text import rounded
+from npeff.utils import Record, rounded, sha256
 
 NEAR = 6
 """Nearest components that are listed."""
 
 
-@dataclass(frozen=True)
-class Near:
+class Near(Record):
     """A component like another one."""
 
     component: int
@@ -39,8 +31,7 @@ class Near:
     """Cosine of their energies by head; None where one of them is not known."""
 
 
-@dataclass(frozen=True)
-class Inside:
+class Inside(Record):
     """What is inside a component."""
 
     name: Name | None
@@ -57,27 +48,46 @@ class Inside:
     """Its case study."""
     near: list[Near]
     """The nearest components by direction."""
+    judged: Judged | None
+    """What a language model tells by its theme and words."""
 
 
-@dataclass(frozen=True)
-class InsideColumns:
+class InsideColumns(Record):
     """Columns of the overview table, each [C]."""
 
     names: list[str]
     """The clearest words of each component."""
     argues_for: list[str | None]
     """The answer that rises along it."""
-    heads: list[str]
-    """Its leading heads, as 11.3 for head 3 of layer 11; empty where they are not known."""
+    terms: list[str]
+    """What a component is found by beside its words: `argues:` the answer, `head:` 11.3 for each of the leading heads,
+    `like:` 17 for each component that it is one of the nearest to."""
+
+
+def is_found(query: str, haystack: str) -> bool:
+    """Whether a component is what the filter of the overview looks for.
+
+    Args:
+        query: Words, parts of words, and terms, in any order; a term that ends in a digit is meant as a whole.
+        haystack: What is known of the component.
+
+    Returns:
+        Whether all of the query is in it.
+    """
+    known = f"{haystack.lower()} "
+    return all(f"{part} " in known if re.search(r":.*\d$", part) else part in known for part in query.lower().split())
 
 
 class Insides:
     """The inside of all components of a decomposition."""
 
     def __init__(self, run: Run, name: str, decomposition: Decomposition) -> None:
-        self._names = read_names(run, name)
-        self._known, self._studies = read_explanations(run, name), read_case_studies(run, name)
-        self._directions = torch.nn.functional.normalize(decomposition.components.float(), dim=1)
+        self._names = records.read_names(run, name)
+        self._known, self._studies = records.read_explanations(run, name), records.read_case_studies(run, name)
+        self._judged = records.read_judged(run, name)
+        directions = torch.nn.functional.normalize(decomposition.components.float(), dim=1)
+        self._cosines = (directions @ directions.T).abs().fill_diagonal_(-1)
+        self._nearest = self._cosines.topk(min(NEAR, len(directions) - 1)).indices.tolist()
         heads = {j: torch.tensor(each.parts.heads).flatten() for j, each in self._known.items() if each.parts}
         self._heads = {j: values / values.norm().clamp_min(1e-30) for j, values in heads.items()}
 
@@ -90,15 +100,16 @@ class Insides:
         """
         if self._names is None:
             return None
-        parts = [each.parts if (each := self._known.get(j)) else None for j in range(len(self._names.names))]
-        return InsideColumns(
-            names=[name.text for name in self._names.names],
-            argues_for=[each.argues_for if each else None for each in self._names.answers],
-            heads=[
-                " ".join(f"{head.layer}.{head.number}" for head in each.leading_heads[:4]) if each else ""
-                for each in parts
-            ],
-        )
+        answers = [each.argues_for if each else None for each in self._names.answers]
+        terms = [self._terms(j) for j in range(len(answers))]
+        return InsideColumns([name.text for name in self._names.names], answers, terms)
+
+    def _terms(self, component: int) -> str:
+        known, answers = self._known.get(component), self._names and self._names.answers[component]
+        heads = known.parts.leading_heads[:4] if known and known.parts else []
+        terms = [f"argues:{answers.argues_for}"] if answers else []
+        terms += [f"head:{head.layer}.{head.number}" for head in heads]
+        return " ".join([*terms, *(f"like:{j}" for j, near in enumerate(self._nearest) if component in near)])
 
     def of(self, component: int) -> Inside | None:
         """The inside of a component.
@@ -120,15 +131,14 @@ class Insides:
             trace=known.trace if known else None,
             cases=study.cases if study else [],
             near=self._near(component),
+            judged=self._judged.get(component),
         )
 
     def _near(self, component: int) -> list[Near]:
-        cosines = (self._directions @ self._directions[component]).abs()
-        cosines[component] = -1
-        best = cosines.topk(min(NEAR, len(cosines) - 1)).indices.tolist()
         own = self._heads.get(component)
+        best = self._nearest[component]
         alike = {j: float(own @ self._heads[j]) for j in best if own is not None and j in self._heads}
-        return [Near(j, rounded([float(cosines[j])])[0], alike.get(j)) for j in best]
+        return [Near(j, rounded([float(self._cosines[component, j])])[0], alike.get(j)) for j in best]
 
 
 def digests(run: Run) -> dict[str, str]:

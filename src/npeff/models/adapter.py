@@ -6,7 +6,6 @@ import contextlib
 import fnmatch
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch import nn
 
 from npeff.models.config import ModelConfig
 from npeff.tasks.hub import hub_or_cache
-from npeff.utils.errors import UserError, first_line
-from npeff.utils.files import read_object
+from npeff.utils import UserError, read_object, replace
+from npeff.utils.errors import first_line
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

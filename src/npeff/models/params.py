@@ -2,11 +2,11 @@
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 
 from npeff.models.config import ParamsConfig
 from npeff.models.load import load_model
 from npeff.models.select import Selection, parameter_sizes, select_parameters
+from npeff.utils import replace
 
 
 def params(config: ParamsConfig) -> Selection:

@@ -8,7 +8,8 @@ from typing import Any
 
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import Before, Task, Turns
-from npeff.utils.errors import UserError, first_line
+from npeff.utils import UserError
+from npeff.utils.errors import first_line
 
 TODAY = datetime.date(2025, 1, 1)
 """What templates that write a date are told: a run must not depend on the day on which it is made."""

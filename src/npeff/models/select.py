@@ -6,19 +6,16 @@ import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from npeff.models.experts import PROJECTIONS, holds_experts, is_router
-from npeff.utils.errors import UserError
-from npeff.utils.text import percent
+from npeff.utils import Record, UserError, percent
 
 
-@dataclass(frozen=True)
-class CapturedModule:
+class CapturedModule(Record):
     """A matrix whose gradient is taken: d_out rows and d_in columns (+1 for the bias) of a linear layer.
 
     That is all of a layer, or what one expert has in a layer of many.
@@ -119,8 +116,7 @@ class CapturedModule:
         return dict(zip(self.parameters, [*weight, matrix[:, -1]], strict=False))
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Record):
     """The parameters that a Fisher is taken of."""
 
     modules: tuple[CapturedModule, ...]

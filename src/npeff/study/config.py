@@ -63,11 +63,9 @@ class MakeConfig(Record):
         return round(self.groups * self.random_share)
 
 
-class JudgeConfig(Record):
-    """Let a language model fill in a kit, one group at a time. Answers are kept, so a stopped judge continues."""
+class EndpointConfig(Record, kw_only=True):
+    """A language model that is asked. Answers are kept, so a command that is stopped continues."""
 
-    kit: tyro.conf.Positional[str]
-    """Directory of the kit."""
     endpoint: str
     """Address of an OpenAI-compatible server, such as http://localhost:8000/v1."""
     model: str
@@ -84,6 +82,19 @@ class JudgeConfig(Record):
     """How often a busy server is asked again for an answer: after a second, then each time after twice as long."""
     dry_run: bool = False
     """Only say how many requests and tokens it would take."""
+
+    def __post_init__(self) -> None:
+        if not self.model.strip():
+            raise UserError("--model is empty; name a model of the endpoint.")
+        if self.max_tokens < 1 or self.timeout <= 0 or self.retries < 0:
+            raise UserError("--max-tokens and --timeout must be above zero, --retries not below it.")
+
+
+class JudgeConfig(EndpointConfig):
+    """Let a language model fill in a kit, one group at a time. Answers are kept, so a stopped judge continues."""
+
+    kit: tyro.conf.Positional[str]
+    """Directory of the kit."""
     save_themes: str | None = None
     """Run directory whose components get the themes, marked as automatic."""
 
@@ -91,11 +102,27 @@ class JudgeConfig(Record):
     renamed: ClassVar[dict[str, str]] = {"save_labels": "save_themes"}
     removed: ClassVar[dict[str, str]] = {"wait": "the first retry comes after a second, unless the server says more."}
 
+
+class DetectConfig(EndpointConfig):
+    """Let a language model tell held-out users of components from others by theme or name, and score these by it."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    decomposition: str | None = None
+    """Name of the decomposition; the newest that `npeff decompose` has made if not given."""
+    component: tuple[int, ...] = ()
+    """Numbers of the components; all that have enough held-out examples if not given."""
+    questions: int = 4
+    """Questions of each kind about a description, each with texts of its own."""
+    seed: int = 0
+    """Seed of the texts that do not use a component, and of the order of all."""
+
+    common: ClassVar[tuple[str, ...]] = ("endpoint", "model", "key_env", "component", "dry_run")
+
     def __post_init__(self) -> None:
-        if not self.model.strip():
-            raise UserError("--model is empty; name a model of the endpoint.")
-        if self.max_tokens < 1 or self.timeout <= 0 or self.retries < 0:
-            raise UserError("--max-tokens and --timeout must be above zero, --retries not below it.")
+        super().__post_init__()
+        if self.questions < 1 or self.seed < 0:
+            raise UserError("--questions must be at least 1, --seed not negative.")
 
 
 class ScoreConfig(Record):
@@ -119,4 +146,5 @@ StudyConfig = (
     Annotated[MakeConfig, tyro.conf.subcommand("make")]
     | Annotated[JudgeConfig, tyro.conf.subcommand("judge")]
     | Annotated[ScoreConfig, tyro.conf.subcommand("score")]
+    | Annotated[DetectConfig, tyro.conf.subcommand("detect")]
 )

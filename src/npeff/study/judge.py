@@ -8,7 +8,7 @@ import os
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -16,13 +16,10 @@ from typing import Any
 from huggingface_hub import get_session
 from tqdm import tqdm
 
-from npeff.study.config import JudgeConfig
+from npeff.study.config import EndpointConfig, JudgeConfig
 from npeff.study.kit import CHOICES, LONGEST, Answer, Kit, Sheet, read_key, read_kit
 from npeff.study.score import save_themes
-from npeff.utils.configs import read_record, write_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one
-from npeff.utils.text import shorten
+from npeff.utils import UserError, only_one, read_record, replace, shorten, write_record
 
 JUDGES = "judges"
 FILE = "{:03d}.json"
@@ -48,7 +45,7 @@ class JudgeReply:
     """A judge's reply on disk; it counts only for the very question, model and settings it was given to."""
 
     group: int
-    """Number of the group."""
+    """Number of the group, or question."""
     asked: str
     """Hash of question, model and settings."""
     endpoint: str
@@ -74,21 +71,11 @@ def judge(config: JudgeConfig) -> Path | None:
     Returns:
         The file of answers, or None after a dry run.
     """
-    kit, chat = read_kit(config.kit), Chat(config)
+    kit = read_kit(config.kit)
     folder = Path(config.kit) / JUDGES / file_name(config.model)
-    requests = {group.number: messages_for(kit, group.texts) for group in kit.groups}
-    settings = (chat.url, config.model, config.temperature, config.max_tokens)
-    replies = {number: _known(folder, number, settings, messages) for number, messages in requests.items()}
-    waiting = [number for number, known in replies.items() if known.reply is None]
-    print(_estimate(requests, waiting))
-    if config.dry_run:
+    said = ask_all(config, folder, {group.number: messages_for(kit, group.texts) for group in kit.groups})
+    if said is None:
         return None
-    with only_one(folder):
-        for number in tqdm(waiting, desc=f"Asking {config.model}", unit="group", disable=None):
-            text, tokens = chat.ask(requests[number])
-            replies[number] = replace(replies[number], tokens=tokens, reply=text)
-            write_record(folder / FILE.format(number), replies[number])
-    said = {number: known.reply or "" for number, known in replies.items()}
     read = {number: answer for number, text in said.items() if (answer := parse(text)) is not None}
     unread = {number: text for number, text in said.items() if number not in read}
     sheet = Sheet(config.model[: LONGEST["who"]], read, f"judge:{config.model}"[: LONGEST["source"]], unread, kit.id)
@@ -96,7 +83,7 @@ def judge(config: JudgeConfig) -> Path | None:
     write_record(path, sheet)
     if unread:
         print(
-            f"{len(unread)} of {len(replies)} replies are not in the form that was asked for. They are kept as they "
+            f"{len(unread)} of {len(said)} replies are not in the form that was asked for. They are kept as they "
             f"are in {path}, and count as not answered."
         )
     print(f"{len(read)} answers in {path}; `npeff study score {config.kit} {path}` counts them.")
@@ -104,6 +91,32 @@ def judge(config: JudgeConfig) -> Path | None:
         saved = save_themes(config.save_themes, read_key(config.kit, kit), [sheet])
         print(f"{saved} new automatic themes in {config.save_themes}")
     return path
+
+
+def ask_all(config: EndpointConfig, folder: Path, requests: dict[int, Messages]) -> dict[int, str] | None:
+    """Ask what has no answer yet.
+
+    Args:
+        config: Whom to ask, and how.
+        folder: Where replies are kept.
+        requests: Number → question.
+
+    Returns:
+        Number → what the model said; None after a dry run.
+    """
+    chat = Chat(config)
+    settings = (chat.url, config.model, config.temperature, config.max_tokens)
+    replies = {number: _known(folder, number, settings, messages) for number, messages in requests.items()}
+    waiting = [number for number, known in replies.items() if known.reply is None]
+    print(_estimate(requests, waiting))
+    if config.dry_run:
+        return None
+    with only_one(folder):
+        for number in tqdm(waiting, desc=f"Asking {config.model}", unit="question", disable=None):
+            text, tokens = chat.ask(requests[number])
+            replies[number] = replace(replies[number], tokens=tokens, reply=text)
+            write_record(folder / FILE.format(number), replies[number])
+    return {number: known.reply or "" for number, known in replies.items()}
 
 
 def messages_for(kit: Kit, texts: Sequence[str]) -> Messages:
@@ -121,14 +134,15 @@ def messages_for(kit: Kit, texts: Sequence[str]) -> Messages:
     messages = []
     opening = "\n\n".join([*kit.preamble, FORM_OF_ANSWER]) + "\n\n"
     for sample in kit.samples:
-        messages.append({"role": "user", "content": opening + _listed(sample.texts)})
+        messages.append({"role": "user", "content": opening + listed(sample.texts)})
         answer = f"{sample.theme}: {sample.words}" if sample.words else sample.theme
         messages.append({"role": "assistant", "content": answer})
         opening = ""
-    return [*messages, {"role": "user", "content": opening + _listed(texts)}]
+    return [*messages, {"role": "user", "content": opening + listed(texts)}]
 
 
-def _listed(texts: Sequence[str]) -> str:
+def listed(texts: Sequence[str]) -> str:
+    """Texts as a numbered list."""
     return "\n".join(f"{number}. {text}" for number, text in enumerate(texts, 1))
 
 
@@ -141,13 +155,17 @@ def parse(reply: str) -> Answer | None:
     Returns:
         The answer; None where the reply is not in the form that was asked for.
     """
-    reply = re.sub(r"(?s)\A\s*<think>.*?</think>", "", reply).strip()
-    line = reply.partition("\n")[0].replace("*", "").strip(" \"'`_")
-    match = _ANSWER.fullmatch(line)
+    match = _ANSWER.fullmatch(first_line(reply))
     if match is None:
         return None
     choice = next(choice for choice in CHOICES if choice == match[1].lower())
     return Answer(choice, "" if choice == "no" else (match[2] or "").strip()[: LONGEST["words"]])
+
+
+def first_line(reply: str) -> str:
+    """The first line of a reply without marks of emphasis, and without what the model thought aloud before."""
+    reply = re.sub(r"(?s)\A\s*<think>.*?</think>", "", reply).strip()
+    return reply.partition("\n")[0].replace("*", "").strip(" \"'`_")
 
 
 def file_name(model: str) -> str:
@@ -180,7 +198,7 @@ def _estimate(requests: dict[int, Messages], waiting: list[int]) -> str:
 class Chat:
     """A model behind an endpoint. What it says in messages and errors never holds the API key."""
 
-    def __init__(self, config: JudgeConfig) -> None:
+    def __init__(self, config: EndpointConfig) -> None:
         self.url = chat_url(config.endpoint)
         self._config, self._key, self._limit = config, _read_key(config.key_env), "max_tokens"
         # A client of its own: the one for the Hub sends the user's token, follows redirects, which would take texts to

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from npeff.utils.errors import UserError
 
-BUILTIN: tuple[str, ...] = ("reviews", "sst2", "yat", "clinc150", "triviaqa")
+BUILTIN: tuple[str, ...] = ("reviews", "judge", "sst2", "yat", "clinc150", "triviaqa")
 
 FIELD = "field:"
 """Columns of an example table that hold what the prompt names beside the text begin with this."""
@@ -18,7 +20,7 @@ class DataConfig:
     """Which examples to use."""
 
     task: str = "reviews"
-    """Built-in task (reviews, sst2, yat, clinc150, triviaqa) or the path of a task file."""
+    """Built-in task (reviews, judge, sst2, yat, clinc150, triviaqa) or the path of a task file."""
     data: str | None = None
     """File (JSONL, CSV, TSV, Parquet) or Hub id, instead of the task's own data."""
     data_config: str | None = None
@@ -41,11 +43,15 @@ class DataConfig:
     """Put so many labelled examples, drawn at random, before every prompt; they are left out of the examples."""
     few_shot_seed: int = 0
     """Seed of that draw."""
-    chat: bool = False
+    chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Ask with the model's chat template, also where the task does not say `chat: true`."""
+    no_chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Ask with a plain prompt, also where the task says `chat: true`."""
 
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("shuffle_seed", 0), ("few_shot", 0), ("few_shot_seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"--{name.replace('_', '-')} is {value}; it should be at least {least}.")
+        if self.chat and self.no_chat:
+            raise UserError("--chat and --no-chat say the opposite of each other. Leave out one.")

@@ -195,8 +195,10 @@ def load_task(name_or_path: str) -> Task:
 
 
 def asked_task(config: DataConfig) -> Task:
-    """The task that a config names; as a chat, if the config says so."""
+    """The task that a config names; as a chat, or not as one, if the config says so."""
     task = load_task(config.task)
+    if config.no_chat:
+        return dataclasses.replace(task, chat=False, answer_start="")
     return dataclasses.replace(task, chat=True) if config.chat and not task.is_chat else task
 
 

@@ -30,7 +30,16 @@ function namesSection({ inside }) {
   return el("section", { id: "name", class: "card" }, el("h2", {}, worded("words of its examples", "Words of its examples")),
     words.length ? asTable(el("p", {}, words.map((word, k) => [el("span", { class: "chip", dir: "auto", title: `odds × ${times(Math.exp(odds[k]))}` }, visible(word)), " "])), () => [["word", "log-odds", "standard errors"], ...words.map((word, k) => [word, odds[k], inside.name.clarity[k]])])
       : el("p", { class: "quiet" }, "No word is clearly commoner in its examples than in others."),
-    el("p", { class: "quiet small" }, detection === null ? "Too few held-out examples to check." : ["Held-out examples told by these words: ", el("b", { class: "inline" }, percent(detection, 0)), " (50% by chance) · "], skews.filter(({ what: kind, users, others }) => (kind === "length" ? Math.abs(users / others - 1) : users - others) > 0.1).map(said).join(" · ")));
+    el("p", { class: "quiet small" }, detection === null ? "Too few held-out examples to check." : ["Held-out examples told by these words: ", el("b", { class: "inline" }, percent(detection, 0)), " (50% by chance) · "], skews.filter(({ what: kind, users, others }) => (kind === "length" ? Math.abs(users / others - 1) : users - others) > 0.1).map(said).join(" · ")), judgedTable(inside.judged));
+}
+
+// What a language model tells by the theme, by the words and, for comparison, by what another component is called.
+function judgedTable(judged) {
+  if (!judged) return null;
+  const share = (value) => el("td", { class: "number" }, value === null ? "–" : percent(value, 0));
+  return el("table", { class: "tight", id: "judged" }, el("caption", { class: "quiet small" }, `Held-out examples told by ${visible(judged.model)}, with the description alone`),
+    el("thead", {}, el("tr", {}, ["by", "detection (50%)", "intruder (20%)"].map((title, n) => el("th", { scope: "col", class: n ? "number" : "", title: n ? "in brackets: by chance" : null }, title)))),
+    el("tbody", {}, judged.told.map(({ by, description, detection, intruder }) => el("tr", {}, el("th", { scope: "row", dir: "auto", title: visible(description) }, by === "other" ? "another's" : by), share(detection), share(intruder)))));
 }
 
 function answersSection({ inside }) {

@@ -96,7 +96,7 @@ function componentTable(d, table, themes) {
   const themed = SERVED || themes.size > 0, inside = table.inside;
   const theme = Array.from({ length: count }, (_, j) => themeText(themes.get(j)));
   const labelled = table.label_purity.some((value) => value !== null);
-  const haystack = Array.from({ length: count }, (_, j) => `${j} ${theme[j]} ${themes.has(j) ? themes.get(j).note : ""} ${most(table.labels[j])} ${most(table.predictions[j])} ${table.first[j]} ${inside ? `${inside.names[j]} argues:${inside.argues_for[j]} ${inside.heads[j].split(" ").map((head) => `head:${head}`).join(" ")}` : ""}`.toLowerCase());
+  const haystack = Array.from({ length: count }, (_, j) => `${j} ${theme[j]} ${themes.has(j) ? themes.get(j).note : ""} ${most(table.labels[j])} ${most(table.predictions[j])} ${table.first[j]} ${inside ? `${inside.names[j]} ${inside.terms[j]}` : ""} `.toLowerCase());
   const heads = [
     ["number", "component", "number"], ...(themed ? [["theme", "theme", ""]] : []), ...(inside ? [["words", "words of its examples", "", "words"]] : []), ["tuned", "tuned", ""], ...(table.recurrence ? [["recurrence", "recurrence", "number"]] : []), ["energy", "energy", "number"], ["density", "density", "number optional"],
     ...(labelled ? [["label_purity", "label purity", "number optional"]] : []), ["prediction_purity", "prediction purity", "number optional"],
@@ -129,7 +129,8 @@ function componentTable(d, table, themes) {
     } }, shown), WORDS[title] ? [" ", what(title)] : null)));
 
   function show() {
-    const words = state.query.toLowerCase().split(/\s+/).filter(Boolean);
+    // as is_found in inside.py: a term that ends in a digit is meant as a whole
+    const words = state.query.toLowerCase().split(/\s+/).filter(Boolean).map((word) => (/:.*\d$/.test(word) ? `${word} ` : word));
     const rows = [];
     for (let j = 0; j < count; j++) if (fits[state.kind](j) && words.every((word) => haystack[j].includes(word))) rows.push(j);
     const by = of(state.sort);
@@ -158,7 +159,7 @@ function componentTable(d, table, themes) {
     more.hidden = rows.length <= state.shown;
   }
 
-  const filter = el("input", { type: "search", id: "filter", title: inside ? "Words, or argues:ANSWER, or head:LAYER.HEAD" : null, placeholder: themed ? "Filter by theme, note, text, label" : "Filter components", "aria-label": "Filter components",
+  const filter = el("input", { type: "search", id: "filter", title: inside ? "Words, or argues:ANSWER, head:LAYER.HEAD, like:COMPONENT" : null, placeholder: themed ? "Filter by theme, note, text, label" : "Filter components", "aria-label": "Filter components",
     value: state.query, oninput: (event) => { state.query = event.target.value; show(); } });
   const titles = { all: "all", prediction: "prediction-tuned", label: "label-tuned", lnp: "LnP-tuned", none: "not tuned", few: "too few examples",
     ...(themed ? { themed: "with a theme", unthemed: "without a theme" } : {}) };
