@@ -320,7 +320,8 @@ class LeaveOut:
 
 def rounds(prepared: Prepared) -> bool:
     """Whether words are weighed in bfloat16: the processor multiplies it faster, and the model has plain layers."""
-    model, able = prepared.model, getattr(torch.cpu, "get_capabilities", dict)()
+    model = prepared.model
+    able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     plain = all(type(each.module) is nn.Linear for each in prepared.selection.modules) and not model.quantised
     fast = model.device.type == "cpu" and (able.get("avx512_bf16") or able.get("amx_bf16"))
     return bool(fast and plain and model.config.dtype == "float32")

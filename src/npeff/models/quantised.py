@@ -91,8 +91,8 @@ def read_packed(files: list[Path], config: ModelConfig, method: str, saved: Mapp
     Raises:
         UserError: It is packed in a form that is not known.
     """
-    bits, form = saved.get("bits"), saved.get("version" if method == "awq" else "checkpoint_format")
-    form = str(form or PACKED[method][0]).lower()
+    bits = int(saved.get("bits") or 0)
+    form = str(saved.get("version" if method == "awq" else "checkpoint_format") or PACKED[method][0]).lower()
     if form not in PACKED[method] or bits not in ((4,) if method == "awq" else (2, 4, 8)):
         hint = "Give the model itself, perhaps with --quantise."
         told = f"quantised by {method} in a form ({form}, {bits} bits) not read"

@@ -147,8 +147,8 @@ def write_overview(folder: Path) -> Table:
         The table.
     """
     names = ("perturbation", "decomposition", "direction", "way", "protocol", "compared at", "components")
-    numbers = ("KL ratio", "low", "high", "random groups", "elsewhere", "norm ratio")
-    numbers += ("÷ first", "÷ first, low", "÷ first, high")
+    numbers = ["KL ratio", "low", "high", "random groups", "elsewhere", "norm ratio"]
+    numbers += ["÷ first", "÷ first, low", "÷ first, high"]
     caption = "All perturbations of the run: geometric means over components with 95% intervals; paper: in-sample."
     heads = [*map(Column, names), *(Column(name, ".3g") for name in numbers), Column("against the first")]
     table = Table(caption, heads)
