@@ -312,7 +312,14 @@ def needs(recipe: Recipe, runs: Runs) -> str:
 
 
 def overview(runs: Runs) -> str:
-    """All recipes, and the rules of scaling, in words."""
+    """All recipes, and the rules of scaling.
+
+    Args:
+        runs: The scale to run them at.
+
+    Returns:
+        What they need and roughly cost, in words.
+    """
     lines = [f"Recipes at scale {runs.config.scale:g} (recipes with the same --out share their collections):", ""]
     for recipe in map(load_recipe, recipe_names()):
         lines += [f"{recipe.name}  ({recipe.label})", f"    {recipe.title}", f"    needs {needs(recipe, runs)}"]
