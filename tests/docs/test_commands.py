@@ -56,7 +56,7 @@ NOT_RUN = {
     r"npeff check .*--chat": "the tiny tokenizer has no chat template; tests/collect/test_asked.py has one with",
     r"npeff (check|collect) .*--adapter": "needs an adapter; tests/models/test_adapter.py makes one",
     r"npeff study score": "needs forms that were filled in; tests/study fills some",
-    r"npeff study judge": "needs a server with a language model; tests/study runs it against a local one",
+    r"npeff study (judge|detect)": "needs a server with a language model; tests/study runs it against a local one",
 }
 """Commands that are only parsed, and why."""
 

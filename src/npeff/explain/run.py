@@ -217,7 +217,17 @@ class _Session:
 
 
 def examples_of(run: Run, decomposition: Decomposition, component: int, count: int) -> list[tuple[int, bool]]:
-    """Top examples of a component that it was fitted to, then those that were held out: (number, held out)."""
+    """Examples that use a component most.
+
+    Args:
+        run: The run.
+        decomposition: One of its decompositions.
+        component: Number of the component.
+        count: How many examples that it was fitted to, and as many that were held out.
+
+    Returns:
+        Number, and whether it was held out, of each: fitted ones first.
+    """
     scores = decomposition.scores()[:, component].numpy()
     held_out = np.isin(np.arange(len(scores)), decomposition.notes.held_out)
     parts = [top_examples(scores, run.usable & which, count) for which in (~held_out, held_out)]
