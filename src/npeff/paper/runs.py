@@ -139,7 +139,7 @@ class Runs(Record):
             paper,
             examples=max(min(FEWEST_EXAMPLES, paper.examples), round(paper.examples * self.share(paper))),
             model=config.model or (EMBEDDED if small else paper.model),
-            sketch=config.sketch or ("kron" if small else paper.sketch),
+            sketch=config.sketch or ("blocks" if small else paper.sketch),
             solver=paper.solver if keep_solver else config.solver or ("als" if small else paper.solver),
         )
 
