@@ -122,8 +122,8 @@ def test_components_are_found_by_what_is_known_of_them(copy):
     for head in one.parts.leading_heads[:4]:
         own = [j for j in known if (head.layer, head.number) in led_by(known[j])]
         assert 1 in found(f"head:{head.layer}.{head.number}") == sorted(own)
-    first = next(name for name in names if name.words)
-    assert first.component in found(first.words[0])
+    assert all(name.component in found(word) for name in names for word in name.words)
+    assert 2 in found(npeff.list_components(copy, "npeff")[2].top[0])
     components = npeff.open_decomposition(copy, "npeff").components
     cosines = (
         torch.nn.functional.cosine_similarity(components[:, None], components[None], dim=2).abs().fill_diagonal_(0)
