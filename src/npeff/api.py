@@ -8,12 +8,17 @@ row.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from npeff.act import repair as repairing
+from npeff.act.config import DiffConfig, RepairConfig, SteerConfig
+from npeff.act.diff import Diff, diff
+from npeff.act.steer import Steered, Steering, direction_maker, steer
 from npeff.analyse import probe as probing
 from npeff.analyse import ranking
 from npeff.analyse.compare import Comparison, compare
@@ -39,13 +44,11 @@ from npeff.explain.run import explain, name_all, weigh_text
 from npeff.explain.words import LeaveOut
 from npeff.explore.inside import Insides, is_found
 from npeff.explore.themes import Themes
+from npeff.models.load import LoadedModel
 from npeff.perturb.config import ALL, Direction, PerturbConfig
-from npeff.perturb.elsewhere import background_rows
 from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
-from npeff.perturb.protocol import make_plan
 from npeff.perturb.records import Results
 from npeff.perturb.run import perturb
-from npeff.perturb.whitening import DirectionMaker
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.run import pull, push
 from npeff.store.examples import label_texts
@@ -71,8 +74,10 @@ __all__ = [
     "collect_run",
     "compare_run",
     "decompose_run",
+    "diff_runs",
     "explain_components",
     "find_components",
+    "hold_component",
     "lift_component",
     "list_components",
     "list_examples",
@@ -83,7 +88,9 @@ __all__ = [
     "probe_texts",
     "pull_run",
     "push_run",
+    "repair",
     "stability_run",
+    "steer_text",
     "sweep_run",
     "top_examples",
     "weigh_words",
@@ -391,17 +398,49 @@ def lift_component(
         A vector of length 1: module name → float32 [d_out, columns].
     """
     run, components = open_run(run), open_decomposition(run, decomposition)
-    defaults = PerturbConfig(_path(run))
-    protocol = "heldout" if components.notes.held_out else "paper"
-    random = min(defaults.random, len(run.table) // 2)
-    plan = make_plan(run, components, [component], 1, defaults.top, random, seed, protocol)
     prepared = prepare_run(run, device)
-    text = background_rows(prepared, seed) if direction == "whiten" else None
-    maker = DirectionMaker(run, components, plan, direction, carriers=defaults.carriers, seed=seed, text=text)
-    sums = maker.make([plan.component(component)]).sums
-    (vector,) = Lifter(run, prepared, read_prompts(run, prepared)).lift(sums)
+    maker = direction_maker(run, components, [component], prepared, direction, seed)
+    (vector,) = Lifter(run, prepared, read_prompts(run, prepared)).lift(
+        maker.make([maker.plan.component(component)]).sums
+    )
     scale_to_unit(vector)
     return vector
+
+
+@contextlib.contextmanager
+def hold_component(
+    run: AnyRun, component: int, strength: float = 1.0, decomposition: AnyDecomposition = None, device: str = "auto"
+) -> Iterator[LoadedModel]:
+    """A run's model to work with, a component of it turned up or down: a context manager.
+
+    Args:
+        run: The run.
+        component: Number of the component.
+        strength: As for `npeff steer`.
+        decomposition: Which decomposition; without it, the run's default.
+        device: Where to compute.
+
+    Yields:
+        The run's model: `network`, as transformers has it, and `tokenizer`. Its weights come back bit for bit.
+    """
+    run, components = open_run(run), open_decomposition(run, decomposition)
+    with Steering(run, components, component, device=device).hold(strength) as model:
+        yield model
+
+
+def diff_runs(*runs: AnyRun, **options: Any) -> Diff:
+    """What differs between models on the same examples, the last beside each. Options and result: `npeff diff`."""
+    return diff(from_options(DiffConfig, {"runs": tuple(_path(run) for run in runs), **options}))
+
+
+def repair(run: AnyRun, **options: Any) -> repairing.Repair:
+    """Mend answers with a few components, and measure it on held-out examples. Options and result: `npeff repair`."""
+    return repairing.repair(from_options(RepairConfig, {"run": _path(run), **options}))
+
+
+def steer_text(run: AnyRun, text: str, component: int, **options: Any) -> list[Steered]:
+    """Answers to a text and how the model goes on with it, a component turned up or down. Options: `npeff steer`."""
+    return steer(from_options(SteerConfig, {"run": _path(run), "text": text, "component": component, **options}))
 
 
 def perturb_components(run: AnyRun, component: Iterable[int] = (), **options: Any) -> Results:

@@ -64,7 +64,7 @@ def test_refits_are_fits_of_other_seeds_and_of_both_halves():
     generator = torch.Generator().manual_seed(0)
     source = ArrayRows(torch.randn(40, 20, generator=generator))
     config = FitConfig(components=3, seed=4)
-    made = list(again(source, Npeff(config).fit(source), 4))
+    made = [fit.components for fit in again(source, Npeff(config).fit(source), 4)]
     expected = [
         Npeff(replace(config, seed=5)).fit(source),
         Npeff(replace(config, seed=6)).fit(ArrayRows(source.rows[half(np.arange(40), 0, 0)])),
@@ -74,7 +74,7 @@ def test_refits_are_fits_of_other_seeds_and_of_both_halves():
     for components, fitted in zip(made, expected, strict=True):
         torch.testing.assert_close(components, fitted.components)
     few = Npeff(replace(config, components=30)).fit(source)
-    assert [len(components) for components in again(source, few, 2)] == [30, 30]
+    assert [len(fit.components) for fit in again(source, few, 2)] == [30, 30]
 
 
 @pytest.fixture

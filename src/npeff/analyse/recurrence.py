@@ -76,7 +76,8 @@ def recurrence(run: Run, decomposition: Decomposition, refits: int) -> tuple[lis
     found, chance = torch.zeros(len(H)), 0.0
     fitted = np.setdiff1d(np.arange(len(source.ranks)), decomposition.notes.held_out)
     fits = again(SubsetRows(source, fitted), decomposition, refits)
-    for number, other in enumerate(progress(fits, desc="Recurrence", unit="fit", total=refits)):
+    for number, fit in enumerate(progress(fits, desc="Recurrence", unit="fit", total=refits)):
+        other = fit.components
         found += find(H, other)
         generator = torch.Generator().manual_seed(number)
         rotation = torch.linalg.qr(torch.randn(len(other), len(other), generator=generator))[0]
@@ -84,8 +85,8 @@ def recurrence(run: Run, decomposition: Decomposition, refits: int) -> tuple[lis
     return (found / refits).tolist(), chance / refits
 
 
-def again(source: RowSource, decomposition: Decomposition, refits: int) -> Iterator[torch.Tensor]:
-    """Components [C, p] of other seeds and of halves of the examples.
+def again(source: RowSource, decomposition: Decomposition, refits: int) -> Iterator[Decomposition]:
+    """Decompositions of other seeds and of halves of the examples.
 
     Args:
         source: The examples that the decomposition was fitted to.
@@ -93,7 +94,7 @@ def again(source: RowSource, decomposition: Decomposition, refits: int) -> Itera
         refits: How many to give; where half of the examples are too few for C components, all are of other seeds.
 
     Yields:
-        The components of one fit after another.
+        One fit after another.
     """
     config = decomposition.config
     usable = np.flatnonzero(np.asarray(source.ranks) > 0)
@@ -102,7 +103,7 @@ def again(source: RowSource, decomposition: Decomposition, refits: int) -> Itera
         part: RowSource = source
         if halving and number % 2:  # both halves of a split, then those of the next
             part = SubsetRows(source, half(usable, number // 4, number // 2 % 2))
-        yield create(replace(config, seed=config.seed + 1 + number)).fit(part).components
+        yield create(replace(config, seed=config.seed + 1 + number)).fit(part)
 
 
 def half(examples: Array, split: int, which: int) -> Array:

@@ -266,6 +266,31 @@ def collect_prompts(
     return collected
 
 
+def text_prompts(
+    run: Run, texts: Sequence[str], prepared: Prepared, fields: Sequence[Mapping[str, str]] = ()
+) -> list[list[int]]:
+    """Put new texts into a run's prompt.
+
+    Args:
+        run: The run.
+        texts: n texts.
+        prepared: From `prepare_run`.
+        fields: For each text the other columns that the task's prompt names, if it names any.
+
+    Returns:
+        Token ids of n prompts.
+
+    Raises:
+        UserError: A text lacks a column that the prompt needs.
+    """
+    wanted = prepared.task.fields
+    if wanted and [set(given) for given in fields] != [set(wanted)] * len(texts):
+        raise UserError(f"The prompt of task {prepared.task.name!r} also needs {', '.join(wanted)} of every text.")
+    columns = {FIELD + name: [given[name] for given in fields] for name in wanted}
+    table = pa.table({"source_row": range(len(texts)), "text": list(texts), **columns})
+    return tokenize(prepared, Dataset(table, *run.manifest.task.before))
+
+
 def collect_texts(
     run: Run,
     texts: Sequence[str],
@@ -284,17 +309,9 @@ def collect_texts(
 
     Returns:
         Fisher rows of the texts (none where the run has no Fishers), and all else that `collect_prompts` gives.
-
-    Raises:
-        UserError: A text lacks a column that the prompt needs.
     """
     prepared = prepared or prepare_run(run)
-    wanted = prepared.task.fields
-    if wanted and [set(given) for given in fields] != [set(wanted)] * len(texts):
-        raise UserError(f"The prompt of task {prepared.task.name!r} also needs {', '.join(wanted)} of every text.")
-    columns = {FIELD + name: [given[name] for given in fields] for name in wanted}
-    table = pa.table({"source_row": range(len(texts)), "text": list(texts), **columns})
-    prompts = tokenize(prepared, Dataset(table, *run.manifest.task.before))
+    prompts = text_prompts(run, texts, prepared, fields)
     collected = collect_prompts(prepared, prompts, list(range(len(texts)) if numbers is None else numbers))
     if "rows" not in collected:  # a run without Fishers has only the other kinds
         return ArrayRows(torch.empty(0, prepared.config.sketch.dim), np.zeros(len(texts), np.int64)), collected

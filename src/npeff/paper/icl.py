@@ -17,7 +17,7 @@ from npeff.decompose.config import METHOD_TITLES, Method
 from npeff.decompose.run import open_decomposition
 from npeff.paper.config import IclConfig
 from npeff.paper.icl_context import Context, Predictor, draw, predict_all, search
-from npeff.perturb.statistics import DRAWS, LEVEL, Interval
+from npeff.perturb.statistics import Interval, mean_and_interval
 from npeff.store.layout import ICL, decomposition_names
 from npeff.store.run import Run
 from npeff.utils import Record, UserError, __version__, only_one, to_dict
@@ -253,24 +253,6 @@ def fit_offsets(scores: Array, labels: Array, sweeps: int = 3) -> Array:
 
 
 # --- how sure it is -----------------------------------------------------------------------------------------------
-
-
-def mean_and_interval(values: Array) -> tuple[float | None, Interval | None]:
-    """Mean of values of which there are few different ones, and its 95% interval by bootstrap.
-
-    Args:
-        values: One for each example, such as whether it is right, [n].
-
-    Returns:
-        Both; None without values.
-    """
-    if not len(values):
-        return None, None
-    different, counts = np.unique(values.astype(float), return_counts=True)
-    # how often each value is drawn is all that a resample has of its examples
-    means = np.random.default_rng(0).multinomial(len(values), counts / len(values), DRAWS) @ different / len(values)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(values.mean()), (float(low), float(high))
 
 
 def mcnemar(first: Array, second: Array) -> float | None:

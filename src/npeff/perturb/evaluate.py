@@ -58,12 +58,12 @@ class Divergence:
         self._modules = prepared.selection.modules
         self._prompts = [prompts[i] for i in self.examples]
         self._batches = list(prepared.collector.batches(self._prompts, prepared.config.batch_tokens))
-        self._before = self._log_probabilities()
+        self._before = self.log_probabilities()
         self.predictions: Array = self._before.argmax(1).numpy()
 
     def measure(self) -> tuple[Array, Array]:
         """KL divergence [n] of every example from before (infinite where it is no number), and predictions now [n]."""
-        after = self._log_probabilities()
+        after = self.log_probabilities()
         kl = (self._before.exp() * (self._before - after)).sum(1).clamp_min(0)
         return kl.nan_to_num(nan=math.inf, posinf=math.inf).numpy(), after.argmax(1).numpy()
 
@@ -97,7 +97,7 @@ class Divergence:
         variance: Array = (self.probabilities * (dz - mean).square()).sum(1).numpy()
         return variance / 2
 
-    def _log_probabilities(self) -> torch.Tensor:
+    def log_probabilities(self) -> torch.Tensor:
         """Log p of all answers, float64 [n, r]; a small divergence would drown in float32."""
         with torch.inference_mode():
             return self._outputs(lambda z: z.double().log_softmax(1))

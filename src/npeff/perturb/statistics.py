@@ -40,6 +40,23 @@ def _quantiles(values: Array) -> Interval:
     return float(low), float(high)
 
 
+def mean_and_interval(values: Array) -> tuple[float | None, Interval | None]:
+    """Mean of values of which there are few different ones, and its 95% interval by bootstrap.
+
+    Args:
+        values: One for each example, such as whether it is right, [n].
+
+    Returns:
+        Both; None without values.
+    """
+    if not len(values):
+        return None, None
+    different, counts = np.unique(values.astype(float), return_counts=True)
+    # how often each value is drawn is all that a resample has of its examples
+    means = np.random.default_rng(0).multinomial(len(values), counts / len(values), DRAWS) @ different / len(values)
+    return float(values.mean()), _quantiles(means)
+
+
 def _resampled_means(values: Array, picks: Array) -> Array:
     """Mean of the values at every line of `picks` [draws, n]; NaN, a value that does not count, is left out."""
     chosen = values[picks]

@@ -175,17 +175,18 @@ def whiten_within(
     Args:
         span: Rows that may carry the direction, [S, p].
         background: Rows of the mean Fisher, [R, p].
-        h: What is whitened, [p].
+        h: What is whitened, [p], or several [p, J].
         examples: How many examples the background belongs to.
         ridge: λ.
 
     Returns:
-        The weights, float64 [S].
+        The weights, float64 [S], or [S, J].
     """
     cross = (span @ background.T).double()
     system = cross @ cross.T / examples + ridge * (span @ span.T).double()
     system.diagonal().add_(JITTER * float(system.diagonal().mean()))
-    return torch.cholesky_solve((span @ h).double()[:, None], torch.linalg.cholesky(system))[:, 0]
+    products = (span @ h).double()
+    return torch.cholesky_solve(products.view(len(span), -1), torch.linalg.cholesky(system)).view_as(products)
 
 
 def read_background(run: Run, fit: Array, seed: int) -> FisherRows:

@@ -19,7 +19,16 @@ from pathlib import Path
 from npeff.share.card import make_card
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.hub import HUB, INDEX, Place, open_place
-from npeff.store.layout import DECOMPOSITIONS, EXAMPLES, MANIFEST, PERTURBATIONS, RESULTS, SHARDS, decomposition_names
+from npeff.store.layout import (
+    DECOMPOSITIONS,
+    EXAMPLES,
+    MANIFEST,
+    PERTURBATIONS,
+    REPAIRS,
+    RESULTS,
+    SHARDS,
+    decomposition_names,
+)
 from npeff.store.run import Run
 from npeff.utils import Record, UserError, __version__, from_dict, write_record
 from npeff.utils.files import disk_errors, only_one, sha256, write_text
@@ -225,7 +234,7 @@ def is_shared_name(name: str) -> bool:
         return True
     if parts[0] not in RESULTS or not name.endswith(SUFFIXES) or not 2 <= len(parts) <= _DEEPEST:
         return False
-    changed_model = parts[0] == PERTURBATIONS and len(parts) > 3 and parts[2] in CHANGED_MODELS
+    changed_model = parts[0] in (PERTURBATIONS, REPAIRS) and len(parts) > 3 and parts[2] in CHANGED_MODELS
     return not changed_model and all(_is_plain(part) for part in parts)
 
 

@@ -12,6 +12,8 @@ ANALYSIS = "analysis"
 """Folder of a decomposition with its analysis."""
 PERTURBATIONS = "perturbations"
 EXPLANATIONS = "explanations"
+REPAIRS = "repairs"
+DIFFS = "diffs"
 COMPARISONS = "comparisons"
 STABILITY = "stability"
 SPECTRA = "spectra"
@@ -20,7 +22,10 @@ ICL = "icl"
 RELATIONS = "relations"
 THEMES = "annotations"
 """What people call components, under the name that this folder has had from the beginning."""
-RESULTS = (DECOMPOSITIONS, THEMES, PERTURBATIONS, EXPLANATIONS, COMPARISONS, STABILITY, SPECTRA, SWEEPS, ICL)
+RESULTS = (
+    *(DECOMPOSITIONS, THEMES, PERTURBATIONS, EXPLANATIONS, REPAIRS, DIFFS),
+    *(COMPARISONS, STABILITY, SPECTRA, SWEEPS, ICL),
+)
 """Folders with results that cannot be made again from the rest; relations can."""
 
 

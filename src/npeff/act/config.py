@@ -1,0 +1,111 @@
+"""Options of this room's commands: the command line, the Python call and the replay file are made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import tyro
+
+from npeff.perturb.config import Direction
+from npeff.store.layout import check_name
+from npeff.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class SteerConfig:
+    """Let the model answer and go on with a text while a component is turned up or down, beside the model as it is.
+
+    Weights are changed in memory, and put back bit for bit.
+    """
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    text: tyro.conf.Positional[str]
+    """The text; it takes its place in the run's prompt."""
+    component: int
+    """Number of the component."""
+    strength: tuple[float, ...] = (2.0, -2.0)
+    """How far to turn it. At 1 the answers of held-out examples that use the component most change by a KL divergence
+    of 0.1, to second order; above 0 towards the answers that the model gives them anyway."""
+    tokens: int = 24
+    """Most tokens to go on with; the likeliest one is taken each time."""
+    plain: bool = False
+    """Go on with the text as it is, without the run's prompt and its answers."""
+    decomposition: str | None = None
+    """Name of the decomposition; the newest that `npeff decompose` has made if not given."""
+    direction: Direction = "whiten"
+    """whiten: least effect on other examples. reject: orthogonal to other components. plain: the component itself."""
+    seed: int = 0
+    """Seed of what is drawn for the direction."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+
+    common: ClassVar[tuple[str, ...]] = ("component", "strength", "tokens", "plain", "decomposition", "device")
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0 or not self.text:
+            raise UserError("Give a text that is not empty, and at least 0 --tokens.")
+
+
+@dataclass(frozen=True)
+class RepairConfig:
+    """Mend the model's answers with a few components, and measure on held-out examples what that is worth."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory; its decomposition must have held-out examples."""
+    fix: tuple[str, ...] = ()
+    """Examples to mend: a file with labels for texts of the run, or conditions that all hold, as label=Negative
+    prediction=Positive; all labelled ones if not given. The answers of other examples should stay."""
+    among: tuple[int, ...] = ()
+    """Numbers of components to choose from; all if not given."""
+    lnp: bool = False
+    """Choose from LnP-tuned components only: their top examples have one label and not one prediction."""
+    limit: float = 1e-3
+    """Most KL divergence a token of running text that the change may cost."""
+    beside: tuple[str, ...] = ()
+    """Adapters (PEFT) of the model, as fine-tuning on the same labels gives them after each epoch, to measure under the
+    same limit; which of them and how much of it is chosen as for the repair."""
+    null: bool = True
+    """Also combine directions of random groups of examples in the same way."""
+    elsewhere: str | None = None
+    """Text file to measure the damage on; embedded passages if not given."""
+    save: Literal["nothing", "delta", "adapter", "model"] = "nothing"
+    """Write the change: alone, as a low-rank adapter (PEFT's layout), or in a copy of the model."""
+    adapter_share: float = 0.9
+    """adapter: share of each matrix's squared length to keep."""
+    decomposition: str | None = None
+    """Name of the decomposition; the newest that `npeff decompose` has made if not given."""
+    repair: str | None = None
+    """Name of the results; that of the decomposition if not given."""
+    seed: int = 0
+    """Seed of the parts, of running text and of fine-tuning."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+
+    common: ClassVar[tuple[str, ...]] = ("fix", "among", "lnp", "limit", "beside", "save", "decomposition", "device")
+
+    def __post_init__(self) -> None:
+        check_name(self.repair, "--repair")
+        if not self.limit > 0 or not 0 < self.adapter_share <= 1:
+            raise UserError("--limit should be above 0, --adapter-share above 0 and at most 1.")
+
+
+@dataclass(frozen=True)
+class DiffConfig:
+    """Compare the components of two models, or of a series of them, on the same examples."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Run directories of two models or more that were asked the same examples; the last one is compared with each."""
+    decomposition: tuple[str, ...] = ()
+    """Name of the decomposition of each run; the newest that `npeff decompose` has made if not given."""
+    refits: int = 4
+    """How often each decomposition is made again, from other seeds and of halves of the examples, to see what changes
+    although the model does not."""
+    diff: str | None = None
+    """Name of the results; those of the other runs if not given."""
+
+    def __post_init__(self) -> None:
+        check_name(self.diff, "--diff")
+        if len(self.runs) < 2 or self.refits < 2 or len(self.decomposition) not in (0, len(self.runs)):
+            raise UserError("Give two runs or more, a --decomposition for each or none, and at least 2 --refits.")
