@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ WAYS = {
     "model": ("gain", ">= 8"),
     "bias": ("over_bias", ">= 2"),
     "adapter": ("over_lora", "reported"),
-    "random groups": ("over_null", "reported"),
 }
 """Entry and bar for the repair beside each other way."""
 LORA = {"r": 8, "lora_alpha": 16}
@@ -118,35 +116,33 @@ def steer_restore(run: Run) -> int:
 
 
 def repaired(folder: Path, run: Run, limit: float) -> Iterator[dict[str, Any]]:
-    """The repair beside the model as it is, offsets of its answers, random groups, and adapters of the same labels."""
+    """The repair beside the model as it is, offsets of its answers, and adapters of the same labels."""
     first, end = limit == LIMITS[0], "" if limit == LIMITS[0] else f"_{limit:g}"
-    options = {"decomposition": "npeff", "repair": f"limit-{limit:g}", "device": "cpu"}
-    config = RepairConfig(str(run.path), limit=limit, null=False, **options)  # type: ignore[arg-type]
-    found = repair(config)
-    yield from entries(found, ("model", "bias"), end)
-    damage = next(each for each in found.outcomes if each.way == "repair").damage[0].kl
+    name = f"limit-{limit:g}"
+    adapters = tuple(map(str, lora(folder, run))) if first else ()
+    config = RepairConfig(str(run.path), decomposition="npeff", repair=name, device="cpu", limit=limit, beside=adapters)
+    path = run.path / "repairs" / name / "repair.json"
+    found = read_record(Repair, path) if path.is_file() else repair(config)
+    yield from entries(found, end)
+    damage = next(each for each in found.outcomes if each.way == "repair").damage
     yield entry(f"act.repair_damage{end}", damage, f"<= {limit:g}")
-    if first:  # what is measured already is not measured again
-        adapters = tuple(map(str, lora(folder, run)))
-        yield from entries(repair(replace(config, beside=adapters)), ("adapter",), end)
-        yield from entries(repair(replace(config, null=True)), ("random groups",), end)
 
 
-def entries(found: Repair, ways: Sequence[str], end: str) -> Iterator[dict[str, Any]]:
-    """Points of the repair above some other ways, with intervals."""
-    for each in found.beside:
-        if each.way in ways:
+def entries(found: Repair, end: str) -> Iterator[dict[str, Any]]:
+    """Points of the repair above the other ways, with intervals."""
+    for each in found.outcomes:
+        if each.way in WAYS:
             what, bar = WAYS[each.way]
-            yield entry(f"act.repair_{what}{end}", each.points, "reported" if end else bar)
-            for place, value in zip(("low", "high"), each.interval, strict=True):
-                yield entry(f"act.repair_{what}{end}_{place}", value, "reported")
+            yield entry(f"act.repair_{what}{end}", each.ahead, "reported" if end else bar)
+            yield entry(f"act.repair_{what}{end}_low", each.ahead_low, "reported")
+            yield entry(f"act.repair_{what}{end}_high", each.ahead_high, "reported")
 
 
 def lora(folder: Path, run: Run) -> list[Path]:
     """Adapters after each epoch of fine-tuning on the labels of the fit part."""
     decomposition = open_decomposition(run, "npeff")
     fit = make_plan(run, decomposition, [], 1, 16, 128, 0).fit
-    return fine_tune(folder / "lora", run, fit, read_targets(run, ()).Q)
+    return fine_tune(folder / "lora", run, fit, read_targets(run, ())[2])
 
 
 def fine_tune(folder: Path, run: Run, examples: Array, targets: torch.Tensor) -> list[Path]:
@@ -188,17 +184,16 @@ def differing(folder: Path, run: Run) -> Iterator[dict[str, Any]]:
     null = cached_diff(run, run, ("npeff", "npeff-seed-1"), "null")
     belongs = components_of(changed, rule)
     yield entry("act.diff_components", len(belongs), "reported")
-    named = [each.status != "kept" for each in found.differences[0].last]
+    named = [each.status != "kept" for each in found.changes if each.run == changed.path.name]
     recall = sum(named[j] for j in belongs) / max(len(belongs), 1)
-    false = [each.status != "kept" for each in (*null.differences[0].first, *null.differences[0].last)]
+    false = [each.status != "kept" for each in null.changes]
     share = sum(false) / len(false)
     yield entry("act.diff_recall", recall, ">= 0.8", holds=share <= 0.1)
     yield entry("act.diff_false", share, "<= 0.1")
-    answers = found.differences[0].answers
-    yield entry("act.diff_answers", len(answers), "reported")
+    yield entry("act.diff_answers", len(found.answers), "reported")
 
 
-def cached_diff(first: Run, last: Run, decompositions: tuple[str, ...], name: str) -> Diff:
+def cached_diff(first: Run, last: Run, decompositions: tuple[str, str], name: str) -> Diff:
     path = last.path / "diffs" / name / "diff.json"
     config = DiffConfig((str(first.path), str(last.path)), decompositions, diff=name)
     return read_record(Diff, path) if path.is_file() else diff(config)

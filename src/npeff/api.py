@@ -399,10 +399,9 @@ def lift_component(
     """
     run, components = open_run(run), open_decomposition(run, decomposition)
     prepared = prepare_run(run, device)
-    maker = direction_maker(run, components, [component], prepared, direction, seed)
-    (vector,) = Lifter(run, prepared, read_prompts(run, prepared)).lift(
-        maker.make([maker.plan.component(component)]).sums
-    )
+    maker = direction_maker(run, components, component, prepared, direction, seed)
+    sums = maker.make([maker.plan.component(component)]).sums
+    (vector,) = Lifter(run, prepared, read_prompts(run, prepared)).lift(sums)
     scale_to_unit(vector)
     return vector
 
@@ -428,9 +427,9 @@ def hold_component(
         yield model
 
 
-def diff_runs(*runs: AnyRun, **options: Any) -> Diff:
-    """What differs between models on the same examples, the last beside each. Options and result: `npeff diff`."""
-    return diff(from_options(DiffConfig, {"runs": tuple(_path(run) for run in runs), **options}))
+def diff_runs(first: AnyRun, last: AnyRun, **options: Any) -> Diff:
+    """What differs between two models on the same examples. Options and result: `npeff diff`."""
+    return diff(from_options(DiffConfig, {"runs": (_path(first), _path(last)), **options}))
 
 
 def repair(run: AnyRun, **options: Any) -> repairing.Repair:

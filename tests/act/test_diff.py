@@ -24,7 +24,7 @@ def coefficients(C=6, n=400):
 
 def statuses(W, others, limit=0.1, chance=0.4, words=("split", "lost")):
     view, other = View.__new__(View), View.__new__(View)
-    view.W, other.W, view.limit, view.usual = W, others, limit, torch.full((W.shape[1],), 0.95)
+    view.name, view.W, other.W, view.limit, view.usual = "a", W, others, limit, torch.full((W.shape[1],), 0.95)
     return view.changes(other, chance, np.zeros(len(W), bool), None, words)
 
 
@@ -54,7 +54,7 @@ def test_a_drop_is_how_far_a_fit_is_below_the_others():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Twice the same model, then one with other rows; the last one has its examples in another order."""
+    """Twice the same model, then one with other rows that has its examples in another order."""
     folder, order = tmp_path_factory.mktemp("diff"), np.random.default_rng(3).permutation(160)
     made = [
         make_run(folder / "base", TEXTS),
@@ -66,42 +66,42 @@ def runs(tmp_path_factory):
     return [str(run.path) for run in made]
 
 
-def test_the_same_model_is_kept_and_another_one_is_not(runs):
+def test_the_same_model_is_kept(runs):
     same = diff(DiffConfig((runs[0], runs[1])))
-    (difference,) = same.differences
-    assert difference.examples == 160
-    assert {change.status for change in (*difference.first, *difference.last)} == {"kept"}
+    assert same.examples == 160
+    assert same.runs == ("base", "same")
+    assert [(change.run, change.component) for change in same.changes] == [(r, j) for r in same.runs for j in range(4)]
+    assert {change.status for change in same.changes} == {"kept"}
     assert all(
-        change.similarity == pytest.approx(1) and change.direction == pytest.approx(1) for change in difference.last
+        change.similarity == pytest.approx(1) and change.direction == pytest.approx(1) for change in same.changes
     )
-    assert difference.answers == []
-    assert same.since == ["base"] * 4
+    assert same.answers == []
 
 
-def test_a_timeline_says_since_when(runs, capsys):
-    found = npeff.diff_runs(*reversed(runs), diff="time")
-    assert found.runs == ["other", "same", "base"]
-    other, same = found.differences
-    assert {change.status for change in same.last} == {"kept"}
-    assert {change.status for change in other.last} <= {"new", "changed", "merged"}
-    assert found.since == ["same"] * 4
-    assert other.answers
+def test_another_model_is_not(runs, capsys):
+    found = npeff.diff_runs(runs[2], runs[0], diff="other")
+    last = [change for change in found.changes if change.run == "base"]
+    assert {change.status for change in last} <= {"new", "changed", "merged"}
+    assert found.answers
     table = npeff.open_run(runs[0]).table.to_pylist()
-    known = {row["text"]: row["prediction_text"] for row in table}
-    assert all(known[each.text] == each.last != each.first for each in other.answers)
-    weight = Side(runs[0], None, 2).found.coefficients
-    differ = np.isin([row["text"] for row in table], [each.text for each in other.answers])
-    shares = [float(weight[differ, j].sum() / weight[:, j].sum()) for j in range(4)]
-    assert [change.answers for change in other.last] == pytest.approx(shares, rel=1e-4)
-    folder = npeff.open_run(runs[0]).path / "diffs" / "time"
-    assert {"diff.md", "diff.csv", "diff.json", "diff.png"} <= {path.name for path in folder.iterdir()}
-    assert read_object(folder / "diff.json")["runs"] == found.runs
+    assert all(table[each.example]["text"] == each.text for each in found.answers)
+    assert all(table[each.example]["prediction_text"] == each.last != each.first for each in found.answers)
+    weight, other = (Side(runs[n], None, 2) for n in (0, 2))
+    assert all(each.after == int(weight.found.coefficients[each.example].argmax()) for each in found.answers)
+    places = {text: i for i, text in enumerate(other.texts)}
+    assert all(each.before == int(other.found.coefficients[places[each.text]].argmax()) for each in found.answers)
+    differ, W = [each.example for each in found.answers], weight.found.coefficients
+    shares = [float(W[differ, j].sum() / W[:, j].sum()) for j in range(4)]
+    assert [change.answers for change in last] == pytest.approx(shares, rel=1e-4)
+    folder = npeff.open_run(runs[0]).path / "diffs" / "other"
+    assert {"diff.md", "diff.csv", "diff.tex", "diff.json"} <= {path.name for path in folder.iterdir()}
+    assert read_object(folder / "diff.json")["runs"] == ["other", "base"]
     assert "answers differ" in capsys.readouterr().out
 
 
 def test_mistakes_are_told(runs, tmp_path, capsys):
     with pytest.raises(UserError, match="two runs"):
-        DiffConfig((runs[0],))
+        DiffConfig((runs[0], runs[1]), ("npeff",))
     stranger = make_run(tmp_path / "stranger", [f"something else {n}" for n in range(60)])
     add_decomposition(stranger, components=4)
     assert main(["diff", runs[0], str(stranger.path)]) == 2

@@ -38,7 +38,6 @@ SMALL = {
     "sweep": "--components 2 4",
     "perturb": "--count 2 --top 2 --nulls 2",
     "steer": "--tokens 2",
-    "repair": "--no-null",
     "icl": "--sets 2 --shots 2 --scored 16",
     "reproduce": "--tasks sst2 --examples sst2=64 --data data",
 }

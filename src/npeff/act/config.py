@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import tyro
 
-from npeff.perturb.config import Direction
 from npeff.store.layout import check_name
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
-@dataclass(frozen=True)
-class SteerConfig:
+class SteerConfig(Record):
     """Let the model answer and go on with a text while a component is turned up or down, beside the model as it is.
 
     Weights are changed in memory, and put back bit for bit.
@@ -34,10 +31,6 @@ class SteerConfig:
     """Go on with the text as it is, without the run's prompt and its answers."""
     decomposition: str | None = None
     """Name of the decomposition; the newest that `npeff decompose` has made if not given."""
-    direction: Direction = "whiten"
-    """whiten: least effect on other examples. reject: orthogonal to other components. plain: the component itself."""
-    seed: int = 0
-    """Seed of what is drawn for the direction."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
 
@@ -48,8 +41,7 @@ class SteerConfig:
             raise UserError("Give a text that is not empty, and at least 0 --tokens.")
 
 
-@dataclass(frozen=True)
-class RepairConfig:
+class RepairConfig(Record):
     """Mend the model's answers with a few components, and measure on held-out examples what that is worth."""
 
     run: tyro.conf.Positional[str]
@@ -57,17 +49,11 @@ class RepairConfig:
     fix: tuple[str, ...] = ()
     """Examples to mend: a file with labels for texts of the run, or conditions that all hold, as label=Negative
     prediction=Positive; all labelled ones if not given. The answers of other examples should stay."""
-    among: tuple[int, ...] = ()
-    """Numbers of components to choose from; all if not given."""
-    lnp: bool = False
-    """Choose from LnP-tuned components only: their top examples have one label and not one prediction."""
     limit: float = 1e-3
     """Most KL divergence a token of running text that the change may cost."""
     beside: tuple[str, ...] = ()
     """Adapters (PEFT) of the model, as fine-tuning on the same labels gives them after each epoch, to measure under the
     same limit; which of them and how much of it is chosen as for the repair."""
-    null: bool = True
-    """Also combine directions of random groups of examples in the same way."""
     elsewhere: str | None = None
     """Text file to measure the damage on; embedded passages if not given."""
     save: Literal["nothing", "delta", "adapter", "model"] = "nothing"
@@ -79,11 +65,11 @@ class RepairConfig:
     repair: str | None = None
     """Name of the results; that of the decomposition if not given."""
     seed: int = 0
-    """Seed of the parts, of running text and of fine-tuning."""
+    """Seed of the parts and of running text."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
 
-    common: ClassVar[tuple[str, ...]] = ("fix", "among", "lnp", "limit", "beside", "save", "decomposition", "device")
+    common: ClassVar[tuple[str, ...]] = ("fix", "limit", "beside", "save", "decomposition", "device")
 
     def __post_init__(self) -> None:
         check_name(self.repair, "--repair")
@@ -91,21 +77,20 @@ class RepairConfig:
             raise UserError("--limit should be above 0, --adapter-share above 0 and at most 1.")
 
 
-@dataclass(frozen=True)
-class DiffConfig:
-    """Compare the components of two models, or of a series of them, on the same examples."""
+class DiffConfig(Record):
+    """Compare the components of two models on the same examples."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
-    """Run directories of two models or more that were asked the same examples; the last one is compared with each."""
+    runs: tyro.conf.Positional[tuple[str, str]]
+    """Run directories of two models that were asked the same examples."""
     decomposition: tuple[str, ...] = ()
     """Name of the decomposition of each run; the newest that `npeff decompose` has made if not given."""
     refits: int = 4
     """How often each decomposition is made again, from other seeds and of halves of the examples, to see what changes
     although the model does not."""
     diff: str | None = None
-    """Name of the results; those of the other runs if not given."""
+    """Name of the results; that of the first run if not given."""
 
     def __post_init__(self) -> None:
         check_name(self.diff, "--diff")
-        if len(self.runs) < 2 or self.refits < 2 or len(self.decomposition) not in (0, len(self.runs)):
-            raise UserError("Give two runs or more, a --decomposition for each or none, and at least 2 --refits.")
+        if self.refits < 2 or len(self.decomposition) not in (0, 2):
+            raise UserError("Give a --decomposition for each of the two runs or none, and at least 2 --refits.")

@@ -1,4 +1,4 @@
-"""`npeff diff`: what differs between two models, or along a series of them, on the same examples.
+"""`npeff diff`: what differs between two models on the same examples.
 
 Components of two runs are matched by their coefficients over the examples that both have. How alike a component and
 its match are says little by itself: other seeds and other halves of the examples give other components of the very same
@@ -9,8 +9,6 @@ other run is farther from it than nine tenths of all components are from those t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +18,13 @@ from npeff.act.config import DiffConfig
 from npeff.analyse.matching import coefficient_similarity, component_similarity
 from npeff.analyse.recurrence import again
 from npeff.decompose.run import open_decomposition
-from npeff.store.examples import label_texts, whole_texts
+from npeff.store.examples import accuracy, label_texts, whole_texts
 from npeff.store.layout import DIFFS
 from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one
+from npeff.utils import Record, UserError, cut, only_one, write_record
 from npeff.utils.progress import progress
-from npeff.utils.report import BLUE, RED, Column, Table, write_result
-from npeff.utils.text import cut
+from npeff.utils.report import record_table, write_report
 from npeff.utils.types import Array
 
 FALSE = 0.1
@@ -39,12 +35,17 @@ FEWEST = 32
 """Examples that two runs must share."""
 LISTED = 40
 """Examples with other answers that the report lists."""
+CHANGE_FORMATS = {"run": "", "component": "", "status": "", "match": "", "similarity": ".2f", "usual": ".2f"}
+CHANGE_FORMATS |= {"direction": ".2f", "answers": ".0%"}
+ANSWER_FORMATS = dict.fromkeys(("example", "text", "label", "first", "last", "before", "after"), "")
+"""Columns of the report, and how their numbers are read."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Record):
     """What has become of a component in another run."""
 
+    run: str
+    """Its run."""
     component: int
     """Its number."""
     status: str
@@ -64,12 +65,13 @@ class Change:
     """Share of its coefficients that lies on examples whose answers differ."""
 
 
-@dataclass(frozen=True)
-class OtherAnswer:
+class OtherAnswer(Record):
     """An example that the two models answer differently."""
 
+    example: int
+    """Its number in the last run."""
     text: str
-    """Its text."""
+    """Its text, or the beginning of it."""
     label: str | None
     """The right answer, where it is known."""
     first: str
@@ -82,38 +84,23 @@ class OtherAnswer:
     """Component of the last run with the largest coefficient."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A run beside the last one."""
+class Diff(Record):
+    """Two runs side by side: diff.json."""
 
-    run: str
-    """The earlier run."""
+    runs: tuple[str, str]
+    """Their names."""
     examples: int
     """Examples that both have."""
-    accuracy: tuple[float, float] | None
+    accuracy: tuple[float | None, float | None]
     """Of both on these, where labels are known."""
     chance: float
     """Similarity that a component reaches by chance: 95% quantile for permuted examples."""
     limits: tuple[float, float]
-    """How far below the usual similarity a component of the earlier and of the last run may be."""
-    first: list[Change]
-    """Components of the earlier run."""
-    last: list[Change]
-    """Components of the last run."""
+    """How far below the usual similarity a component of either run may be."""
+    changes: list[Change]
+    """Components of the first run, then of the last run."""
     answers: list[OtherAnswer]
     """Examples with other answers."""
-
-
-@dataclass(frozen=True)
-class Diff:
-    """diff.json."""
-
-    runs: list[str]
-    """The runs, in the order of time."""
-    differences: list[Difference]
-    """Each run but the last beside the last."""
-    since: list[str]
-    """Run from which on each component of the last one is there."""
 
 
 class Side:
@@ -131,31 +118,29 @@ class Side:
 
 
 def diff(config: DiffConfig) -> Diff:
-    """Compare runs of several models on the same examples; files are in LAST_RUN/diffs/NAME.
+    """Compare the runs of two models on the same examples; files are in LAST_RUN/diffs/NAME.
 
     Args:
         config: The runs.
 
     Returns:
-        Every run but the last beside the last.
+        What has become of the components of both, and whose answers differ.
     """
-    names = config.decomposition or (None,) * len(config.runs)
-    sides = [Side(path, name, config.refits) for path, name in zip(config.runs, names, strict=True)]
-    last = sides[-1]
-    found = [compare_sides(side, last) for side in sides[:-1]]
-    paths = [side.run.path.name for side in sides]
-    since = []
-    for j in range(len(last.found.components)):
-        there = [difference.last[j].status == "kept" for difference in found]
-        since.append(paths[len(there) - next((n for n, kept in enumerate(there[::-1]) if not kept), len(there))])
-    result = Diff(paths, found, since)
-    folder = last.run.path / DIFFS / (config.diff or "-".join(paths[:-1]))
+    names = config.decomposition or (None, None)
+    first, last = (Side(path, name, config.refits) for path, name in zip(config.runs, names, strict=True))
+    result = compare_sides(first, last)
+    folder = last.run.path / DIFFS / (config.diff or first.run.path.name)
     with only_one(folder):
-        print(f"{write_result(folder / 'diff', result, _blocks(result), _draw)}in {folder}")
+        counts = Counter(f"{change.status} of {change.run}" for change in result.changes)
+        said = f"{result.examples} examples: " + ", ".join(f"{n} {what}" for what, n in counts.most_common())
+        table = record_table("What has become of components", result.changes, CHANGE_FORMATS)
+        answers = record_table(f"{len(result.answers)} answers differ", result.answers[:LISTED], ANSWER_FORMATS)
+        print(f"{write_report(folder / 'diff', [said, table, answers], csv=table)}in {folder}")
+        write_record(folder / "diff.json", result)
     return result
 
 
-def compare_sides(first: Side, last: Side) -> Difference:
+def compare_sides(first: Side, last: Side) -> Diff:
     """Match the components of two runs.
 
     Args:
@@ -178,15 +163,14 @@ def compare_sides(first: Side, last: Side) -> Difference:
     chance = float(coefficient_similarity(a.W, shuffled).amax(1).quantile(0.95))
     directions = _directions(first, last)
     other = [
-        OtherAnswer(a.texts[n], a.labels[n], a.answers[n], b.answers[n], int(a.W[n].argmax()), int(b.W[n].argmax()))
-        for n in np.flatnonzero(differ)
+        OtherAnswer(pairs[n][1], a.texts[n], a.labels[n], a.answers[n], b.answers[n], *used)
+        for n, *used in zip(
+            np.flatnonzero(differ), *(view.W[differ].argmax(1).tolist() for view in (a, b)), strict=True
+        )
     ]
     changes = a.changes(b, chance, differ, directions, ("split", "lost"))
-    turned = None if directions is None else directions.T
-    accuracy = None if a.accuracy is None or b.accuracy is None else (a.accuracy, b.accuracy)
-    last_changes = b.changes(a, chance, differ, turned, ("merged", "new"))
-    limits = (a.limit, b.limit)
-    return Difference(first.run.path.name, len(pairs), accuracy, chance, limits, changes, last_changes, other)
+    changes += b.changes(a, chance, differ, None if directions is None else directions.T, ("merged", "new"))
+    return Diff((a.name, b.name), len(pairs), (a.accuracy, b.accuracy), chance, (a.limit, b.limit), changes, other)
 
 
 class View:
@@ -194,10 +178,10 @@ class View:
 
     def __init__(self, side: Side, rows: Array) -> None:
         table = side.run.table.take(rows)
-        self.texts, self.answers = table["text"].to_pylist(), table["prediction_text"].to_pylist()
+        self.name, self.answers = side.run.path.name, table["prediction_text"].to_pylist()
+        self.texts = [cut(text, 80) for text in table["text"].to_pylist()]
         self.labels = label_texts(table, side.run.manifest.task.labels)
-        right = [answer == label for answer, label in zip(self.answers, self.labels, strict=True) if label is not None]
-        self.accuracy = float(np.mean(right)) if right else None
+        self.accuracy = accuracy(table, side.run.manifest.task.labels)
         self.W = side.found.coefficients[rows].float()
         found = [coefficient_similarity(self.W, other[rows]).amax(1) for other in side.refits]
         self.usual = torch.stack(found).mean(0)
@@ -230,7 +214,9 @@ class View:
             direction = None if directions is None else float(directions[j, order[0]])
             answers = float(w @ differ / max(w.sum(), 1e-300))
             parts = parts if status == words[0] else []
-            found.append(Change(j, status, order[0], similarity, float(self.usual[j]), direction, parts, answers))
+            found.append(
+                Change(self.name, j, status, order[0], similarity, float(self.usual[j]), direction, parts, answers)
+            )
         return found
 
 
@@ -246,43 +232,3 @@ def _directions(first: Side, last: Side) -> torch.Tensor | None:
     if len({(m.parameters, str(m.config.get("sketch"))) for m in manifests}) > 1 or first.found.kind != last.found.kind:
         return None
     return component_similarity(first.found.components, last.found.components)
-
-
-def _blocks(result: Diff) -> list[str | Table]:
-    """The report: components of the last run, then every run beside the last."""
-    columns = [Column("run"), Column("component"), Column("status"), Column("match"), Column("similarity", ".2f")]
-    columns += [Column("usual", ".2f"), Column("direction", ".2f"), Column("parts"), Column("answers", ".0%")]
-    table = Table("What has become of components; those that are kept only in the CSV and JSON", columns)
-    blocks: list[str | Table] = []
-    for each in result.differences:
-        counts = [Counter(change.status for change in changes) for changes in (each.first, each.last)]
-        said = "; ".join(", ".join(f"{n} {status}" for status, n in count.most_common()) for count in counts)
-        right = f" Accuracy {each.accuracy[0]:.1%} and {each.accuracy[1]:.1%}." if each.accuracy else ""
-        blocks.append(
-            f"{each.run} beside {result.runs[-1]}, {each.examples} examples: components of the first {said} (of the "
-            f"last). {len(each.answers)} answers differ.{right}"
-        )
-        for run, changes in ((each.run, each.first), (result.runs[-1], each.last)):
-            table.rows += [
-                (run, c.component, c.status, c.match, c.similarity, c.usual, c.direction, " ".join(map(str, c.parts)),
-                 c.answers) for c in changes
-            ]  # fmt: skip
-    answers = Table(
-        "Examples with other answers", [Column(n) for n in ("text", "label", "first", "last", "before", "after")]
-    )
-    for other in result.differences[0].answers[:LISTED]:
-        answers.rows.append((cut(other.text, 80), other.label, other.first, other.last, other.before, other.after))
-    timeline = Table("Since when", [Column("run"), Column("components that are there from it on")])
-    timeline.rows += [(run, result.since.count(run)) for run in result.runs]
-    return [table, *blocks, answers, timeline]
-
-
-def _draw(axes: Any, result: Diff) -> None:
-    """Similarity with the match in the other run against what the same model gives again."""
-    for changes, colour, name in ((result.differences[0].first, BLUE, 0), (result.differences[0].last, RED, -1)):
-        axes.scatter(
-            [c.usual for c in changes], [c.similarity for c in changes], s=9, c=colour, label=result.runs[name]
-        )
-    axes.plot([0, 1], [0, 1], c="grey", lw=0.5)
-    axes.set(xlabel="similarity with other fits of the same run", ylabel="similarity with the other run")
-    axes.legend(frameon=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,15 +23,14 @@ from npeff.perturb.protocol import make_plan
 from npeff.perturb.weights import EditedWeights
 from npeff.perturb.whitening import DirectionMaker
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
-from npeff.utils.report import Column, Table
+from npeff.utils import Record, UserError
+from npeff.utils.report import record_table
 
 UNIT = 0.1
 """KL divergence of a component's top examples at strength 1, to second order."""
 
 
-@dataclass(frozen=True)
-class Steered:
+class Steered(Record):
     """What the model makes of a text at one strength of a component."""
 
     strength: float
@@ -56,11 +54,9 @@ def steer(config: SteerConfig) -> list[Steered]:
     """
     run = Run.open(config.run)
     decomposition = open_decomposition(run, config.decomposition)
-    steering = Steering(run, decomposition, config.component, config.direction, config.seed, config.device)
+    steering = Steering(run, decomposition, config.component, config.device)
     found = steering.say(config.text, (0.0, *config.strength), config.tokens, config.plain)
-    columns = [Column("strength", "g"), Column("answer"), Column("probability", ".1%"), Column("goes on with")]
-    rows: list[Any] = [(each.strength, each.answer, each.probability, each.text) for each in found]
-    print(Table("", columns, rows).markdown())
+    print(record_table("", found, {"strength": "g", "answer": "", "probability": ".1%", "text": ""}).markdown())
     return found
 
 
@@ -71,23 +67,13 @@ class Steering:
         ...     # model.network is changed; however the block ends, its weights come back bit for bit
     """
 
-    def __init__(
-        self,
-        run: Run,
-        decomposition: Decomposition,
-        component: int,
-        direction: Direction = "whiten",
-        seed: int = 0,
-        device: str | None = None,
-    ) -> None:
+    def __init__(self, run: Run, decomposition: Decomposition, component: int, device: str | None = None) -> None:
         """Load the model, lift the component, and find out which length is strength 1.
 
         Args:
             run: The run.
             decomposition: One of its decompositions.
             component: Number of the component.
-            direction: As for `npeff perturb`.
-            seed: Of what is drawn for the direction.
             device: Where to compute; where the run was collected, if not given.
 
         Raises:
@@ -97,7 +83,7 @@ class Steering:
         check_component(decomposition, component)
         self.run, self.prepared = run, prepare_to_edit(run, device)
         prompts = read_prompts(run, self.prepared)
-        maker = direction_maker(run, decomposition, [component], self.prepared, direction, seed)
+        maker = direction_maker(run, decomposition, component, self.prepared)
         subject = maker.plan.component(component)
         (self.vector,) = Lifter(run, self.prepared, prompts).lift(maker.make([subject]).sums)
         scale_to_unit(self.vector)
@@ -165,17 +151,17 @@ def _go_on(model: LoadedModel, ids: Sequence[int], tokens: int) -> str:
 def direction_maker(
     run: Run,
     decomposition: Decomposition,
-    components: Sequence[int],
+    component: int,
     prepared: Prepared,
     direction: Direction = "whiten",
     seed: int = 0,
 ) -> DirectionMaker:
-    """What makes directions of components as `npeff perturb` does by default.
+    """What makes the direction of a component as `npeff perturb` does by default.
 
     Args:
         run: The run.
         decomposition: One of its decompositions.
-        components: Numbers of components; without any, one is drawn.
+        component: Number of the component.
         prepared: The run's model.
         direction: As for `npeff perturb`.
         seed: Of what is drawn.
@@ -186,6 +172,6 @@ def direction_maker(
     defaults = PerturbConfig(str(run.path))
     protocol = "heldout" if decomposition.notes.held_out else "paper"
     random = min(defaults.random, len(run.table) // 2)
-    plan = make_plan(run, decomposition, components, 1, defaults.top, random, seed, protocol)
+    plan = make_plan(run, decomposition, [component], 1, defaults.top, random, seed, protocol)
     text = background_rows(prepared, seed) if direction == "whiten" else None
     return DirectionMaker(run, decomposition, plan, direction, carriers=defaults.carriers, seed=seed, text=text)

@@ -19,16 +19,7 @@ from pathlib import Path
 from npeff.share.card import make_card
 from npeff.share.config import PullConfig, PushConfig
 from npeff.share.hub import HUB, INDEX, Place, open_place
-from npeff.store.layout import (
-    DECOMPOSITIONS,
-    EXAMPLES,
-    MANIFEST,
-    PERTURBATIONS,
-    REPAIRS,
-    RESULTS,
-    SHARDS,
-    decomposition_names,
-)
+from npeff.store.layout import DECOMPOSITIONS, EXAMPLES, MANIFEST, RESULTS, SHARDS, decomposition_names
 from npeff.store.run import Run
 from npeff.utils import Record, UserError, __version__, from_dict, write_record
 from npeff.utils.files import disk_errors, only_one, sha256, write_text
@@ -38,7 +29,7 @@ FORMAT = 1
 CARD = "README.md"
 SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".tex", ".png", ".svg", ".safetensors")
 CHANGED_MODELS = ("delta", "adapter", "model")
-"""Folders that `npeff perturb --save` writes: as large as the model, and not needed to look at results."""
+"""Folders that `--save` writes: as large as the model, and not needed to look at results."""
 _SHARD = re.compile(rf"{SHARDS}/[0-9]+\.safetensors")
 _DEEPEST = 6
 _LONGEST = 255
@@ -234,7 +225,7 @@ def is_shared_name(name: str) -> bool:
         return True
     if parts[0] not in RESULTS or not name.endswith(SUFFIXES) or not 2 <= len(parts) <= _DEEPEST:
         return False
-    changed_model = parts[0] in (PERTURBATIONS, REPAIRS) and len(parts) > 3 and parts[2] in CHANGED_MODELS
+    changed_model = len(parts) > 3 and parts[2] in CHANGED_MODELS
     return not changed_model and all(_is_plain(part) for part in parts)
 
 

@@ -22,10 +22,8 @@ ICL = "icl"
 RELATIONS = "relations"
 THEMES = "annotations"
 """What people call components, under the name that this folder has had from the beginning."""
-RESULTS = (
-    *(DECOMPOSITIONS, THEMES, PERTURBATIONS, EXPLANATIONS, REPAIRS, DIFFS),
-    *(COMPARISONS, STABILITY, SPECTRA, SWEEPS, ICL),
-)
+_TABLES = (COMPARISONS, STABILITY, SPECTRA, SWEEPS, ICL)
+RESULTS = (DECOMPOSITIONS, THEMES, PERTURBATIONS, EXPLANATIONS, REPAIRS, DIFFS, *_TABLES)
 """Folders with results that cannot be made again from the rest; relations can."""
 
 

@@ -134,6 +134,12 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(char, char) for char in printable)
 
 
+def record_table(caption: str, records: Iterable[Any], formats: dict[str, str]) -> Table:
+    """A line for each record: the fields that `formats` names, each with how its numbers are read."""
+    rows = [[getattr(record, name) for name in formats] for record in records]
+    return Table(caption, [Column(name, how) for name, how in formats.items()], list(rows))
+
+
 def as_markdown(blocks: Iterable[str | Table]) -> str:
     """Texts and tables one below the other, each table behind its caption."""
     parts = (block if isinstance(block, str) else f"{block.caption}\n\n{block.markdown()}" for block in blocks)
