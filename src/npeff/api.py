@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -54,8 +53,8 @@ from npeff.share.run import pull, push
 from npeff.store.examples import label_texts
 from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
+from npeff.utils import Record, UserError
 from npeff.utils.configs import from_options
-from npeff.utils.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,8 +120,7 @@ class Records(list[T]):
         return (pd.DataFrame(self) if self else pd.DataFrame(columns=["number"])).set_index("number")
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(Record):
     """An example of a run, and of a component where it was asked for as one."""
 
     number: int
@@ -143,8 +141,7 @@ class Example:
     """How much of the example the component explains; None for methods that do not add up components."""
 
 
-@dataclass(frozen=True)
-class Component:
+class Component(Record):
     """A component of a decomposition."""
 
     number: int

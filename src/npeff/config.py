@@ -2,8 +2,7 @@
 
 import tyro
 
-from npeff.utils.configs import Record
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 FEWEST = 200
 """Examples of a demo: with fewer, too few are held out to choose and to measure on."""

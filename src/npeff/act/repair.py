@@ -6,8 +6,6 @@ the change may be is chosen in the model on the tune part, under a limit of the 
 is measured once on the test part, on other text, beside other ways to spend the same labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np

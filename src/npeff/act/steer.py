@@ -1,7 +1,5 @@
 """`npeff steer`: the model with a component turned up or down, beside the model as it is."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator, Sequence

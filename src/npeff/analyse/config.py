@@ -1,6 +1,6 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import tyro
@@ -101,8 +101,7 @@ class SpectraConfig(Record):
     """Directory of the run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepConfig(SolverConfig):
+class SweepConfig(SolverConfig, kw_only=True):
     """Fit a run with several numbers of components and say which to take. Continues if stopped."""
 
     common: ClassVar[tuple[str, ...]] = ("components", "method", "seed", "holdout")

@@ -1,9 +1,6 @@
 """What a model is really asked, and what it says: on a sample of the examples, before anything is collected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +11,7 @@ from npeff.collect.summary import ADVICE, CLASSES_ADVICE, answer_lines, answer_w
 from npeff.models.prompts import SECOND, has_template
 from npeff.store.examples import accuracy
 from npeff.tasks.data import Dataset
-from npeff.utils.text import percent
+from npeff.utils import Record, percent
 
 SAMPLE = 64
 """Examples that are asked."""
@@ -24,8 +21,7 @@ _LONGEST = 2000
 """Characters of the prompt that are shown."""
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Record):
     """What a model was asked, and what it said."""
 
     lines: tuple[str, ...]

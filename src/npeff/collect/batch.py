@@ -1,7 +1,5 @@
 """One pass over a batch of prompts gives everything that any method needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any

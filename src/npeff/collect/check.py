@@ -1,10 +1,7 @@
 """`npeff check`: does collection fit this model and task? Compares it with plain autograd, one example at a time."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
-from dataclasses import dataclass
 
 import torch
 
@@ -21,8 +18,8 @@ from npeff.models.quantised import dequantise
 from npeff.models.select import select_parameters
 from npeff.tasks.data import load_dataset
 from npeff.tasks.task import asked_task
-from npeff.utils.configs import replace
-from npeff.utils.errors import UserError
+from npeff.utils import UserError, replace
+from npeff.utils.configs import Record
 from npeff.utils.progress import progress
 from npeff.utils.text import amount
 
@@ -33,8 +30,7 @@ QUANTISED = 0.1
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 
 
-@dataclass(frozen=True)
-class CheckReport:
+class CheckReport(Record):
     """Largest relative errors over the examples, and what the directions keep."""
 
     autograd_error: float

@@ -1,20 +1,17 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 import tyro
 
 from npeff.models.config import ModelConfig, ModelOptions
 from npeff.tasks.config import DataConfig
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 
-@dataclass(frozen=True)
-class DirectionsConfig:
+class DirectionsConfig(Record):
     """How the expectation over answers is taken."""
 
     directions: str = "auto"
@@ -36,8 +33,7 @@ class DirectionsConfig:
 SketchKind = Literal["blocks", "kron", "sparse", "dense"]
 
 
-@dataclass(frozen=True)
-class SketchConfig:
+class SketchConfig(Record):
     """How gradients are projected."""
 
     sketch: SketchKind = "blocks"
@@ -63,8 +59,7 @@ class SketchConfig:
             raise UserError(f"The sparse sketch needs a --dim that 32 divides, not {self.dim}.")
 
 
-@dataclass(frozen=True)
-class CollectConfig:
+class CollectConfig(Record):
     """Collect per-example Fishers of a model on a task into a run directory. Run it again to continue."""
 
     common: ClassVar[tuple[str, ...]] = (
@@ -108,7 +103,6 @@ class CollectConfig:
         return [name for name in ("fisher", "gradient", "activation") if getattr(self, name)]
 
 
-@dataclass(frozen=True)
 class CheckedData(DataConfig):
     """Which examples to use."""
 
@@ -117,8 +111,7 @@ class CheckedData(DataConfig):
     limit: tyro.conf.Suppress[tyro.conf.Fixed[int | None]] = None
 
 
-@dataclass(frozen=True)
-class CheckConfig:
+class CheckConfig(Record):
     """Show what a model is asked and says; compare captured rows with plain autograd, with and without batching."""
 
     common: ClassVar[tuple[str, ...]] = (

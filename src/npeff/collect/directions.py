@@ -4,8 +4,6 @@ With answer logits z, p = softmax(z) and J = ∂z/∂θ, an example's Fisher is 
 V [k, r] with VᵀV ≈ S gives rows G = V J with GᵀG ≈ F, one backward pass each. Everything here is `p → V`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

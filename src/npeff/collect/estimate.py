@@ -1,12 +1,9 @@
 """What a collection will cost, from a few measured batches."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +12,12 @@ import torch
 from npeff.collect.asked import ask
 from npeff.collect.config import CollectConfig
 from npeff.collect.session import Prepared, collect_prompts, prepare_with_prompts
+from npeff.utils.configs import Record
 from npeff.utils.distributed import rank, start, world_size
 from npeff.utils.text import amount, duration
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Record):
     """Cost of a collection."""
 
     seconds: float

@@ -1,7 +1,5 @@
 """What makes two collections the same, and how two of them differ."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any

@@ -1,7 +1,5 @@
 """`npeff collect`: per-example Fishers of a task's examples, into a run directory."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from importlib import metadata
@@ -24,12 +22,8 @@ from npeff.store.rows import Shard
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask, Manifest
 from npeff.tasks.data import Dataset
-from npeff.utils import distributed
-from npeff.utils.configs import from_dict, replace, to_dict
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one
+from npeff.utils import UserError, __version__, distributed, from_dict, only_one, replace, to_dict
 from npeff.utils.progress import progress
-from npeff.utils.version import __version__
 
 
 def collect_or_estimate(config: CollectConfig) -> Run | Estimate:

@@ -1,10 +1,7 @@
 """A model, a task and a sketch, ready to collect; and the walk of an example from its table row to token ids."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,14 +24,13 @@ from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.tasks.data import Dataset, load_dataset
 from npeff.tasks.task import Task, asked_task
-from npeff.utils.configs import from_dict, replace
-from npeff.utils.errors import UserError
+from npeff.utils import UserError, from_dict, replace
+from npeff.utils.configs import Record
 
 TEXTS_AT_ONCE = 1024
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(Record):
     """Everything that a collection needs before its first batch."""
 
     config: CollectConfig

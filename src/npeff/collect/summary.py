@@ -1,7 +1,5 @@
 """A finished collection in a few lines: what was kept, what the model answered, and what looks wrong."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

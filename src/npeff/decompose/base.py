@@ -1,7 +1,5 @@
 """One interface for NPEFF and the methods it is compared with."""
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -16,11 +14,9 @@ from npeff.decompose.blocks import Blocks, Rotation
 from npeff.decompose.checkpoint import Checkpoint, History
 from npeff.decompose.config import FitConfig, Method, suggest_components
 from npeff.store.rows import RowSource
-from npeff.utils.configs import write_record
+from npeff.utils import UserError, __version__, remove_partials, sha256, whole_file, write_record
+from npeff.utils.configs import Record
 from npeff.utils.device import choose_device
-from npeff.utils.errors import UserError
-from npeff.utils.files import remove_partials, sha256, whole_file
-from npeff.utils.version import __version__
 
 Order = Literal["positive", "negative", "absolute"]
 
@@ -29,8 +25,7 @@ _EXAMPLES = 8192
 """Examples that are looked at together: a copy of all coefficients may not fit in memory."""
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(Record):
     """The command that made a decomposition, for `npeff replay`."""
 
     command: str
@@ -61,8 +56,7 @@ class Notes:
     """The command that needed it on its way (`compare`, `stability`); None if it is wanted for its own sake."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Record):
     """How a fit ended."""
 
     ending: str
@@ -73,8 +67,7 @@ class Outcome:
     """Mean loss per example that is not zero; None if nothing was fitted."""
 
 
-@dataclass(frozen=True)
-class SavedDecomposition:
+class SavedDecomposition(Record):
     """config.json of a decomposition: everything but its tensors."""
 
     npeff: str
@@ -93,8 +86,7 @@ class SavedDecomposition:
     """Hash of tensors.safetensors."""
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Record):
     """Least, middle and largest of some counts."""
 
     min: int
@@ -102,8 +94,7 @@ class Spread:
     max: int
 
 
-@dataclass(frozen=True)
-class Diagnostics:
+class Diagnostics(Record):
     """diagnostics.json: what to look at before trusting the components."""
 
     verdict: str

@@ -1,7 +1,5 @@
 """The methods that NPEFF is compared with: gradient clustering, a sparse autoencoder, and SVDs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Self

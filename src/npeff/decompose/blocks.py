@@ -3,8 +3,6 @@
 PEF is short for per-example Fisher: GᵢᵀGᵢ for the rows Gᵢ of example i.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

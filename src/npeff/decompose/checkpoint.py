@@ -18,9 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from npeff.utils import distributed
-from npeff.utils.configs import from_dict, to_dict
-from npeff.utils.errors import UserError
+from npeff.utils import UserError, distributed, from_dict, to_dict
+from npeff.utils.configs import Record
 from npeff.utils.files import disk_errors, read_object, remove_partials, sha256, whole_file, write_json
 from npeff.utils.progress import progress
 from npeff.utils.report import Column, Table, draw_figure
@@ -29,8 +28,7 @@ WINDOW = 10
 """Passes over which progress is judged."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Record):
     """One pass."""
 
     number: int

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import ClassVar, Literal, get_args
 
 import tyro
 
 from npeff.store.layout import check_name
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 Method = Literal["npeff", "gnpeff", "clusters", "sae", "svd-gradients", "svd-activations"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -29,8 +29,7 @@ FEWEST_TO_HOLD_OUT = 160
 """With fewer examples, none are held out: components and what is measured of them would both be worth little."""
 
 
-@dataclass(frozen=True)
-class PaperConfig:
+class PaperConfig(Record):
     """The solver `paper`: the algorithm as printed.
 
     Its learning rates are for sums over all examples.
@@ -54,8 +53,7 @@ class PaperConfig:
             raise UserError("frozen_steps and tau cannot be negative.")
 
 
-@dataclass(frozen=True)
-class SaeConfig:
+class SaeConfig(Record):
     """The sparse autoencoder."""
 
     top_k: int | None = None
@@ -82,8 +80,7 @@ class SaeConfig:
         return self.top_k or min(32, max(1, round(components / 16)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SolverConfig:
+class SolverConfig(Record, kw_only=True):
     """How to decompose, for any number of components."""
 
     method: Method = "npeff"
@@ -124,8 +121,7 @@ class SolverConfig:
         return FitConfig(components=components, **options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitConfig(SolverConfig):
+class FitConfig(SolverConfig, kw_only=True):
     """How to decompose, whatever the rows come from."""
 
     components: int
@@ -141,8 +137,7 @@ class FitConfig(SolverConfig):
         return f"{self.method}-{self.components}-{self.seed}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecomposeConfig(SolverConfig):
+class DecomposeConfig(SolverConfig, kw_only=True):
     """Decompose the examples of a run into components. A killed run continues when the same command is given again."""
 
     common: ClassVar[tuple[str, ...]] = ("components", "method", "seed", "decomposition", "holdout", "overwrite")

@@ -11,9 +11,7 @@ from npeff.decompose.baselines import ActivationSvd, Clusters, GradientSvd, Sae
 from npeff.decompose.checkpoint import Checkpoint, History
 from npeff.decompose.config import FitConfig
 from npeff.decompose.npeff import GradientNpeff, Npeff
-from npeff.utils.configs import read_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import sha256
+from npeff.utils import UserError, read_record, sha256
 
 CLASSES: dict[str, type[Decomposition]] = {
     "npeff": Npeff,

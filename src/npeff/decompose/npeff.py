@@ -15,8 +15,6 @@ Where components start decides which mechanisms are found: two that share one do
 So more of them than wanted are fitted for a few passes, and of these the ones are dropped that others can stand in for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`npeff decompose`: the components of a run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable
@@ -19,10 +17,7 @@ from npeff.decompose.methods import create, kind_of, load
 from npeff.store.layout import DECOMPOSITIONS, choose_decomposition, decomposition_folder
 from npeff.store.rows import SubsetRows, hold_out
 from npeff.store.run import Run
-from npeff.utils import distributed
-from npeff.utils.configs import read_record, to_dict, write_record
-from npeff.utils.errors import UserError
-from npeff.utils.files import only_one
+from npeff.utils import UserError, distributed, only_one, read_record, to_dict, write_record
 
 # Options that change how long a fit runs or where, not which fit it is: a checkpoint is continued when they differ.
 _NOT_IDENTITY = ("max_passes", "tolerance", "device")

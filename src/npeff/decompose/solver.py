@@ -3,8 +3,6 @@
 The exact coefficient step is non-negative least squares for many examples that share one C × C system.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ constant one, which changes no probability. So the change of logits is V⁺ (√
 from the mean under p. Nothing passes through the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`npeff casestudy`: a component's examples with their carrying words removed and swapped, before and after."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

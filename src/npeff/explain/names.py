@@ -5,8 +5,6 @@ Words and pairs of words are weighed by log-odds with an informative Dirichlet p
 can users of the component be told from others by the words alone?
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field

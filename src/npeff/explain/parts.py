@@ -5,8 +5,6 @@ several heads share them, these are a part of their own (`kv`). A neuron is its 
 residual stream and its column of the one that writes to it. No two parts share a parameter, so energies add up to 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Any

@@ -1,7 +1,5 @@
 """What `npeff explain` writes: RUN/explanations/NAME/names.json, and components/00000.json for each component."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import field

@@ -1,7 +1,5 @@
 """`npeff explain`: what is inside components."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise

@@ -13,8 +13,6 @@ sketch, and computed in bfloat16 where that is faster. How well this agrees with
 `make bench ONLY=explain`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What `npeff explain` and `npeff casestudy` found, as the page shows it."""
 
-from __future__ import annotations
-
 import re
 
 import torch

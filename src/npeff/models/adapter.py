@@ -1,7 +1,5 @@
 """Adapters (PEFT): merged into the weights of their model, or kept beside them."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import warnings

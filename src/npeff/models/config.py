@@ -1,7 +1,5 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import field
 from pathlib import Path

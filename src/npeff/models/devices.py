@@ -1,7 +1,5 @@
 """Models in several places: GPUs, memory and disk, by a device map of accelerate."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Mixtures of experts as transformers 5 keeps them: one 3-D parameter holds a matrix of every expert of a layer."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Models: loading them unmodified."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """How a task's examples are put to a model: as plain text, or through its chat template."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from typing import Any

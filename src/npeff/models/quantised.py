@@ -1,7 +1,5 @@
 """Quantised weights: which kinds are read, and the numbers that they stand for."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Which parameters of a model a Fisher is taken of, and the linear layers that they belong to."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections import defaultdict

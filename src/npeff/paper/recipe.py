@@ -17,8 +17,7 @@ Number = int | float | None
 Setting = int | float | str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setup(PaperConfig):
+class Setup(PaperConfig, kw_only=True):
     """One experiment's settings, as in the paper, with those of its solver."""
 
     task: str

@@ -5,8 +5,6 @@ The scores that delphi has for explanations of features: *detection* (which of t
 component is called, which should tell nothing about them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from statistics import fmean, stdev

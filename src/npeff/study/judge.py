@@ -1,14 +1,12 @@
 """`npeff study judge`: a language model answers the same groups, through any OpenAI-compatible endpoint."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -19,7 +17,7 @@ from tqdm import tqdm
 from npeff.study.config import EndpointConfig, JudgeConfig
 from npeff.study.kit import CHOICES, LONGEST, Answer, Kit, Sheet, read_key, read_kit
 from npeff.study.score import save_themes
-from npeff.utils import UserError, only_one, read_record, replace, shorten, write_record
+from npeff.utils import Record, UserError, only_one, read_record, replace, shorten, write_record
 
 JUDGES = "judges"
 FILE = "{:03d}.json"
@@ -40,8 +38,7 @@ _BUSY = (408, 409, 425, 429)
 Messages = list[dict[str, str]]
 
 
-@dataclass(frozen=True)
-class JudgeReply:
+class JudgeReply(Record):
     """A judge's reply on disk; it counts only for the very question, model and settings it was given to."""
 
     group: int

@@ -1,13 +1,10 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 
 BUILTIN: tuple[str, ...] = ("reviews", "judge", "sst2", "yat", "clinc150", "triviaqa")
 
@@ -15,8 +12,7 @@ FIELD = "field:"
 """Columns of an example table that hold what the prompt names beside the text begin with this."""
 
 
-@dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Record):
     """Which examples to use."""
 
     task: str = "reviews"

@@ -1,12 +1,9 @@
 """Examples of a task: read, checked, labelled, without duplicates, in a reproducible order. No model is needed."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,7 +14,7 @@ import pyarrow.compute as pc
 from npeff.tasks.config import FIELD, DataConfig
 from npeff.tasks.readers import Row, Source, open_source
 from npeff.tasks.task import Before, Task, Turns
-from npeff.utils.errors import UserError
+from npeff.utils import Record, UserError
 from npeff.utils.text import cut, is_text
 from npeff.utils.types import Array
 
@@ -27,8 +24,7 @@ _SHOWN = 5
 """Bad examples that are described when such are left out."""
 
 
-@dataclass(frozen=True)
-class Dataset:
+class Dataset(Record):
     """The examples of a run."""
 
     table: pa.Table

@@ -14,7 +14,6 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from npeff.tasks.hub import load_hub_data
-from npeff.utils.configs import did_you_mean
+from npeff.utils.configs import Record, did_you_mean
 from npeff.utils.errors import UserError, first_line
 from npeff.utils.files import installed_file
 
@@ -40,8 +39,7 @@ LONGEST_LINE = 1 << 28
 """Bytes; a file of zeros that was compressed to nothing should not take all memory."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Record):
     """Opened data: what its columns are called, and the rows when asked for."""
 
     name: str

@@ -3,15 +3,13 @@
 The built-in tasks are YAML files in `builtin`, written the way a user writes one; see docs/tasks.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
 import string
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -20,8 +18,8 @@ from typing import Any, Literal, get_args
 import yaml
 
 from npeff.tasks.config import BUILTIN, DataConfig
+from npeff.utils import Record, UserError
 from npeff.utils.configs import did_you_mean
-from npeff.utils.errors import UserError
 from npeff.utils.text import is_text
 
 LARGEST = 1_000_000
@@ -44,8 +42,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 """Keys of a task that are not one text → what they are, in Python and in words."""
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(Record):
     """What is asked of a model. Checked when made: a task that exists can be used."""
 
     name: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ import torch
 from npeff.collect.config import SketchConfig
 from npeff.models.experts import Routing
 from npeff.models.select import CapturedModule
+from npeff.utils.configs import Record
 from npeff.utils.random import random_bits
 
 
@@ -122,8 +122,7 @@ class Sketch(abc.ABC):
             yield module, self.rmatvec_module(module, y)
 
 
-@dataclass(frozen=True)
-class RoutedExperts:
+class RoutedExperts(Record):
     """The matrices that the experts of a layer have in one place, and which tokens of a batch go to which of them."""
 
     experts: tuple[CapturedModule, ...]

@@ -1,7 +1,5 @@
 """Random signs for every pair of parameter and coordinate: the textbook projection, for small p."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -10,8 +10,6 @@ same for all modules as wide: each of 8 groups of as many columns meets an eight
 same variance, if over the order as well, for an eighth of the work.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

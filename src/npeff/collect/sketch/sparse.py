@@ -9,8 +9,6 @@ so each parameter goes to 32 coordinates on average. The matrix is never stored:
 the region's two random words and j, made again at every use (or kept, where they fit a small budget).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from collections.abc import Iterable, Iterator

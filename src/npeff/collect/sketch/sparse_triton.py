@@ -4,8 +4,6 @@ Both make the picks on the fly, own the numbers that they write and add in a fix
 input gives the same bits every time.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
