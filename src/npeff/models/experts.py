@@ -123,8 +123,11 @@ def run_experts(
 
 def grouped(x: torch.Tensor, matrices: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Lines x [S, d] times the matrix [d, d'] of their expert, which is one of `matrices` [experts, d, d']."""
-    x = x.to(matrices.dtype)
-    if x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and x.device.type == "cpu"):
-        return F.grouped_mm(x.contiguous(), matrices, offs=routing.ends)
+    x = x.to(matrices.dtype).contiguous()
+    # it takes only lines that begin at multiples of 16 bytes; blocks of a sketch may be of any width
+    steps = x.shape[1], *sorted(matrices.stride())[1:]
+    aligned = all(step * x.element_size() % 16 == 0 for step in steps)
+    if aligned and (x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and x.device.type == "cpu")):
+        return F.grouped_mm(x, matrices, offs=routing.ends)
     parts = torch.split(x, routing.counts.tolist())
     return torch.cat([part @ matrix for part, matrix in zip(parts, matrices, strict=True)])
