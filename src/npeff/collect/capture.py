@@ -30,6 +30,8 @@ Fold = Callable[[Captured, torch.Tensor], torch.Tensor]
 """Called with a module and its inputs [B, T, d_in], or experts and theirs [S, d_in]; gives what to keep of them."""
 Consumer = Callable[[Captured, torch.Tensor, torch.Tensor], None]
 """Called with a module or experts, their output gradients, and what was kept of their inputs."""
+_Shape = tuple[int, int, int, int]
+"""Examples, sequences, tokens of a sequence, and tokens before them, as `Capture.start` takes them."""
 
 
 class Capture:
@@ -44,7 +46,7 @@ class Capture:
     def __init__(self, modules: Iterable[CapturedModule], fold_input: Fold) -> None:
         self.modules = tuple(modules)
         self.fold_input = fold_input
-        self._shape = (0, 0, 0)
+        self._shape: _Shape = (0, 0, 0, 0)
         self._consumer: Consumer | None = None
         self._called: set[str] = set()
         # processes that share a model take turns in sketching its layers
@@ -71,9 +73,16 @@ class Capture:
     def __exit__(self, *_: object) -> None:
         self._hooks.close()
 
-    def start(self, examples: int, sequences: int, length: int) -> None:
-        """Expect a forward pass over `sequences` of `length` tokens, the same number for each of `examples`."""
-        self._shape = (examples, sequences, length)
+    def start(self, examples: int, sequences: int, length: int, before: int = 0) -> None:
+        """Expect a forward pass over a batch, or over a part of its tokens.
+
+        Args:
+            examples: Of the batch.
+            sequences: The same number for each example.
+            length: Tokens of a sequence.
+            before: Tokens of a sequence that are in a cache already.
+        """
+        self._shape = (examples, sequences, length, before)
         self._called.clear()
 
     def _keep(self, module: CapturedModule, _: Any, arguments: tuple[Any, ...], output: Any) -> None:
@@ -120,13 +129,13 @@ class Capture:
         if self._consumer is not None:
             self._consumer(module, delta, folded)
 
-    def _by_example(self, name: str, tensor: torch.Tensor, shape: tuple[int, int, int]) -> torch.Tensor:
+    def _by_example(self, name: str, tensor: torch.Tensor, shape: _Shape) -> torch.Tensor:
         """[examples, T, d], an example's sequences one after another; some models flatten the axes, or add some."""
-        examples, sequences, length = shape
+        examples, sequences, length, before = shape
         sizes = [size for size in tensor.shape[:-1] if size != 1]
-        # what was pooled has one token; what is made of a cache has those of earlier parts, too
-        by_sequence = sizes[:1] == [sequences] and len(sizes) <= 2
-        if by_sequence or sizes == [sequences * length] or examples == 1:
+        # what was pooled has one token; what is made of a cache has those before, too
+        known = [[size for size in (sequences, tokens) if size != 1] for tokens in (length, before + length, 1)]
+        if sizes in (*known, [sequences * length]) or examples == 1:
             return tensor.reshape(examples, -1, tensor.shape[-1])
         raise UserError(
             f"Module {name} mixes the examples of a batch (it saw a tensor of shape {tuple(tensor.shape)}), "

@@ -262,7 +262,7 @@ class AnswerModel:
         self,
         prompts: Sequence[Sequence[int]],
         places: Sequence[Sequence[int]],
-        start: Callable[[int, int, int], None],
+        start: Callable[[int, int, int, int], None],
     ) -> list[torch.Tensor]:
         """Run the model once on each of B prompts, and ask at several places of it. Not for suffixes and classes.
 
@@ -272,7 +272,7 @@ class AnswerModel:
         Args:
             prompts: Token ids.
             places: Of each prompt, the tokens behind which it is asked, ascending.
-            start: Called before each segment with B, B and its length, as `Capture.start`.
+            start: Called before each segment with B, B, its length and the tokens before it, as `Capture.start`.
 
         Returns:
             Answer logits z [B, r], float32, of the first place of every prompt, of the second, and so on. Prompts with
@@ -288,7 +288,7 @@ class AnswerModel:
         for begin in range(0, ids.shape[1], SEGMENT):
             part = ids[:, begin : begin + SEGMENT]
             here = torch.unique(asked[(asked >= begin) & (asked < begin + SEGMENT)])
-            start(len(ids), *part.shape)
+            start(len(ids), len(part), part.shape[1], begin)
             # padding is on the right, so that what is causal needs no mask
             wanted = (here - begin).to(ids.device).expand(len(ids), -1)
             logits = self._forward(part, wanted, None, past_key_values=cache)
