@@ -122,7 +122,16 @@ def run_experts(
 
 
 def grouped(x: torch.Tensor, matrices: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Lines x [S, d] times the matrix [d, d'] of their expert, which is one of `matrices` [experts, d, d']."""
+    """Multiply each line with the matrix of its expert.
+
+    Args:
+        x: Lines of all experts in order, [S, d].
+        matrices: Of the experts, [experts, d, d'].
+        routing: How many lines each expert has.
+
+    Returns:
+        [S, d'].
+    """
     x = x.to(matrices.dtype).contiguous()
     # it takes only lines that begin at multiples of 16 bytes; blocks of a sketch may be of any width
     steps = x.shape[1], *sorted(matrices.stride())[1:]
