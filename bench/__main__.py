@@ -15,7 +15,10 @@ from pathlib import Path
 
 import torch
 
-GROUPS = ("collect", "decompose", "analyse", "perturb", "groundtruth", "explain", "act", "explore", "models")
+GROUPS = (
+    *("collect", "decompose", "analyse", "perturb", "groundtruth", "explain", "act", "explore", "models"),
+    "behaviours",
+)
 LATEST = Path(__file__).parent / "latest.json"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.sketch.make import make_sketch
 from npeff.models.answers import AnswerModel, resolve_answers
 from npeff.models.prompts import encode
-from npeff.models.select import select_parameters
+from npeff.models.select import CapturedModule, select_parameters
 from npeff.tasks.config import DataConfig
 from npeff.tasks.task import Task
 from npeff.utils.errors import UserError
@@ -244,8 +245,6 @@ def test_a_module_used_twice_adds_both_uses():
 
     torch.manual_seed(0)
     network = Twice().requires_grad_(False)
-    from npeff.models.select import CapturedModule
-
     module = CapturedModule("layer", network.layer, True, True)
     sketch = make_sketch(SketchConfig(dim=64), [module])
     x = torch.randn(3, 4, 6)
@@ -259,6 +258,16 @@ def test_a_module_used_twice_adds_both_uses():
         gradient = torch.autograd.grad(network(x[i : i + 1])[0, -1, :2] @ V[i, 0], list(network.layer.parameters()))
         expected = sketch.matvec({"layer": module.matrix(*gradient)})
         torch.testing.assert_close(rows[i, 0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "fits"), [((3, 4), True), ((3, 9), True), ((3, 7), False), ((4, 3), False)])
+def test_only_shapes_that_tell_examples_apart_are_taken(shape, fits):
+    """Three sequences of four tokens behind five in a cache: other numbers of tokens are not of these examples."""
+    module = CapturedModule("layer", nn.Linear(6, 6).requires_grad_(False), True, True)
+    with Capture([module], make_sketch(SketchConfig(dim=64), [module]).fold_input) as capture:
+        capture.start(3, 3, 4, 5)
+        with nullcontext() if fits else pytest.raises(UserError, match="mixes the examples"):
+            module.module(torch.randn(*shape, 6))
 
 
 def test_experts_of_an_unknown_kind_are_named_and_refused_until_excluded():

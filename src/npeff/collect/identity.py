@@ -37,7 +37,7 @@ def identity_of(config: CollectConfig, task: Task, model: LoadedModel, before: B
     values["model"].pop("tensor_parallel")
     for name in ("chat", "no_chat"):  # the task says it
         values["data"].pop(name)
-    for name in _HOW:
+    for name in (*_HOW, *(() if task.positions else ("positions",))):
         values.pop(name)
     prefix, turns = before
     chat = AskedChat(Prompts(task, model.tokenizer).describe(before), list(turns)) if task.is_chat else None

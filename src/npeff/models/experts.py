@@ -120,9 +120,21 @@ def run_experts(
 
 
 def grouped(x: torch.Tensor, matrices: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Lines x [S, d] times the matrix [d, d'] of their expert, which is one of `matrices` [experts, d, d']."""
-    x = x.to(matrices.dtype)
-    if x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and x.device.type == "cpu"):
-        return F.grouped_mm(x.contiguous(), matrices, offs=routing.ends)
+    """Multiply each line with the matrix of its expert.
+
+    Args:
+        x: Lines of all experts in order, [S, d].
+        matrices: Of the experts, [experts, d, d'].
+        routing: How many lines each expert has.
+
+    Returns:
+        [S, d'].
+    """
+    x = x.to(matrices.dtype).contiguous()
+    # it takes only lines that begin at multiples of 16 bytes; blocks of a sketch may be of any width
+    steps = x.shape[1], *sorted(matrices.stride())[1:]
+    aligned = all(step * x.element_size() % 16 == 0 for step in steps)
+    if aligned and (x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and x.device.type == "cpu")):
+        return F.grouped_mm(x, matrices, offs=routing.ends)
     parts = torch.split(x, routing.counts.tolist())
     return torch.cat([part @ matrix for part, matrix in zip(parts, matrices, strict=True)])

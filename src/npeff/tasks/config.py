@@ -6,7 +6,7 @@ import tyro
 
 from npeff.utils import Record, UserError
 
-BUILTIN: tuple[str, ...] = ("reviews", "judge", "sst2", "yat", "clinc150", "triviaqa")
+BUILTIN: tuple[str, ...] = ("reviews", "judge", "sst2", "yat", "clinc150", "triviaqa", "corpus")
 
 FIELD = "field:"
 """Columns of an example table that hold what the prompt names beside the text begin with this."""
@@ -16,9 +16,9 @@ class DataConfig(Record):
     """Which examples to use."""
 
     task: str = "reviews"
-    """Built-in task (reviews, judge, sst2, yat, clinc150, triviaqa) or the path of a task file."""
+    """Built-in task (reviews, judge, sst2, yat, clinc150, triviaqa, corpus) or the path of a task file."""
     data: str | None = None
-    """File (JSONL, CSV, TSV, Parquet) or Hub id, instead of the task's own data."""
+    """File (JSONL, CSV, TSV, Parquet; documents also as plain text) or Hub id, instead of the task's own data."""
     data_config: str | None = None
     """Configuration of a data set on the Hub."""
     split: str | None = None
