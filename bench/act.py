@@ -1,9 +1,9 @@
 """What acting on components is worth with SmolLM2-135M on short reviews, measured on held-out examples.
 
-Short SST2 phrases (of `NPEFF_BENCH_DATA`; else embedded reviews) as in `bench.perturb`, half of them held out. One
-adapter is trained on the labels of the fitted examples (LoRA, for the repair), another one on a planted rule: phrases
-with one of a few words are Positive whatever they say, and the answers to all others stay (for the diff). Everything is
-kept in bench/cache/act, so that a stopped benchmark continues; remove the folder to measure again.
+Short SST2 phrases (of `NPEFF_BENCH_DATA`; else embedded reviews) as in `bench.perturb`, half of them held out. An
+adapter is trained on a planted rule: phrases with one of a few words are Positive whatever they say, and the answers to
+all others stay. Everything is kept in bench/cache/act, so that a stopped benchmark continues; remove
+the folder to measure again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import torch
 
 from bench import entry
 from bench.perturb import short_texts
-from npeff.act.config import DiffConfig, RepairConfig
+from npeff.act.config import DiffConfig
 from npeff.act.diff import Diff, diff
-from npeff.act.repair import Repair, read_targets, repair
 from npeff.act.steer import Steering
 from npeff.collect.config import CollectConfig, SketchConfig
 from npeff.collect.run import collect
@@ -30,7 +29,6 @@ from npeff.collect.session import Prepared, prepare_run, read_prompts
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose, open_decomposition
 from npeff.models.config import ModelConfig
-from npeff.perturb.protocol import make_plan
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.utils.configs import read_record
@@ -39,13 +37,6 @@ from npeff.utils.types import Array
 
 CACHE = Path(__file__).parent / "cache" / "act"
 EXAMPLES, COMPONENTS, HOLDOUT = 1000, 48, 0.5
-LIMITS = (1e-3, 1e-2)
-WAYS = {
-    "model": ("gain", ">= 8"),
-    "bias": ("over_bias", ">= 2"),
-    "adapter": ("over_lora", "reported"),
-}
-"""Entry and bar for the repair beside each other way."""
 LORA = {"r": 8, "lora_alpha": 16}
 RATE, BATCH, EPOCHS = 5e-4, 16, 2
 TRIGGERS = frozenset(("film", "movie", "story", "characters"))
@@ -58,8 +49,6 @@ def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     folder = CACHE / ("reviews" if data is None else "sst2")
     run = prepare(folder, data)
     yield entry("act.steer_restore", cached(folder / "steer.json", lambda: steer_restore(run)), "<= 0")
-    for limit in LIMITS:
-        yield from repaired(folder, run, limit)
     yield from differing(folder, run)
 
 
@@ -110,39 +99,6 @@ def steer_restore(run: Run) -> int:
     except InterruptedError:
         pass
     return sum(not torch.equal(value, before[name]) for name, value in network.state_dict().items())
-
-
-# --- repair -----------------------------------------------------------------------------------------------------------
-
-
-def repaired(folder: Path, run: Run, limit: float) -> Iterator[dict[str, Any]]:
-    """The repair beside the model as it is, offsets of its answers, and adapters of the same labels."""
-    first, end = limit == LIMITS[0], "" if limit == LIMITS[0] else f"_{limit:g}"
-    name = f"limit-{limit:g}"
-    adapters = tuple(map(str, lora(folder, run))) if first else ()
-    config = RepairConfig(str(run.path), decomposition="npeff", repair=name, device="cpu", limit=limit, beside=adapters)
-    path = run.path / "repairs" / name / "repair.json"
-    found = read_record(Repair, path) if path.is_file() else repair(config)
-    yield from entries(found, end)
-    damage = next(each for each in found.outcomes if each.way == "repair").damage
-    yield entry(f"act.repair_damage{end}", damage, f"<= {limit:g}")
-
-
-def entries(found: Repair, end: str) -> Iterator[dict[str, Any]]:
-    """Points of the repair above the other ways, with intervals."""
-    for each in found.outcomes:
-        if each.way in WAYS:
-            what, bar = WAYS[each.way]
-            yield entry(f"act.repair_{what}{end}", each.ahead, "reported" if end else bar)
-            yield entry(f"act.repair_{what}{end}_low", each.ahead_low, "reported")
-            yield entry(f"act.repair_{what}{end}_high", each.ahead_high, "reported")
-
-
-def lora(folder: Path, run: Run) -> list[Path]:
-    """Adapters after each epoch of fine-tuning on the labels of the fit part."""
-    decomposition = open_decomposition(run, "npeff")
-    fit = make_plan(run, decomposition, [], 1, 16, 128, 0).fit
-    return fine_tune(folder / "lora", run, fit, read_targets(run, ())[2])
 
 
 def fine_tune(folder: Path, run: Run, examples: Array, targets: torch.Tensor) -> list[Path]:

@@ -35,7 +35,7 @@ def import_everything() -> None:
     import npeff
 
     for module in pkgutil.walk_packages(npeff.__path__, "npeff."):
-        if "triton" not in module.name and "npeff.study" not in module.name:
+        if "npeff.study" not in module.name:
             importlib.import_module(module.name)
     for name in (
         "matplotlib.figure",

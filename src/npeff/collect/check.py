@@ -18,8 +18,7 @@ from npeff.models.quantised import dequantise
 from npeff.models.select import select_parameters
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import asked_task
-from npeff.utils import UserError, replace
-from npeff.utils.configs import Record
+from npeff.utils import Record, UserError, replace
 from npeff.utils.progress import progress
 from npeff.utils.text import amount
 

@@ -3,8 +3,6 @@
 Documents are read one by one and cut into chunks; however long they are, only chosen chunks and positions are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 from collections import Counter

@@ -25,8 +25,7 @@ from npeff.store.run import Run
 from npeff.tasks.config import FIELD, DataConfig
 from npeff.tasks.data import Dataset, Reader, load_dataset, load_documents
 from npeff.tasks.task import Task, asked_task
-from npeff.utils import UserError, from_dict, replace
-from npeff.utils.configs import Record
+from npeff.utils import Record, UserError, from_dict, replace
 
 TEXTS_AT_ONCE = 1024
 

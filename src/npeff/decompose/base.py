@@ -14,8 +14,7 @@ from npeff.decompose.blocks import Blocks, Rotation
 from npeff.decompose.checkpoint import Checkpoint, History
 from npeff.decompose.config import FitConfig, Method, suggest_components
 from npeff.store.rows import RowSource
-from npeff.utils import UserError, __version__, remove_partials, sha256, whole_file, write_record
-from npeff.utils.configs import Record
+from npeff.utils import Record, UserError, __version__, remove_partials, sha256, whole_file, write_record
 from npeff.utils.device import choose_device
 
 Order = Literal["positive", "negative", "absolute"]

@@ -91,7 +91,7 @@ def load_dataset(task: Task, config: DataConfig) -> Dataset:
     return Dataset(table[: config.limit].combine_chunks(), *before, tuple(dropped), tuple(notes))
 
 
-def load_documents(task: Task, config: DataConfig) -> Reader:
+def load_documents(task: Task, config: DataConfig) -> "Reader":
     """Open the documents of a task whose examples are positions in them; they are read one by one."""
     if config.few_shot or config.chat:
         raise UserError("Positions of documents take neither few-shot examples nor a chat; leave out such options.")

@@ -9,10 +9,8 @@ so each parameter goes to 32 coordinates on average. The matrix is never stored:
 the region's two random words and j, made again at every use (or kept, where they fit a small budget).
 """
 
-import importlib.util
 import math
 from collections.abc import Iterable, Iterator
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +28,8 @@ BLOCK_PICKS = 2**19
 """Picks made at once. The table that they point into then has 2^15 rows, so that they can be kept as int16."""
 KEPT_BYTES = 2**28
 """Picks are kept from one product to the next where those of all modules fit here: 4 million parameters."""
-KERNEL_ENTRIES = 2**26
-"""Numbers of a batch of gradients that a Triton kernel gets at once, in the order it wants them."""
 
-# A Weyl step and the multipliers of "lowbias32" (hash-prospector, public domain); sparse_triton has them too.
+# A Weyl step and the multipliers of "lowbias32" (hash-prospector, public domain).
 STEP, FIRST, SECOND = 0x9E3779B9, 0x21F0AAAD, 0x735A2D97
 
 
@@ -64,7 +60,6 @@ class SparseSketch(Sketch):
     def __init__(self, config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu"):
         super().__init__(config, modules, device)
         self.region = config.dim // USES
-        self.kernels = _kernels(self.device)
         self._words = {module.name: self._make_words(module) for module in self.modules.values()}
         steps = np.arange(config.dim, dtype=np.uint32) * np.uint32(STEP)
         self._steps = torch.from_numpy(steps.view(np.int32)).to(self.device)
@@ -72,7 +67,7 @@ class SparseSketch(Sketch):
         self._kept: dict[tuple[str, int], torch.Tensor] = {}
         self._kept_type = torch.int16 if config.dim <= BLOCK_PICKS else torch.int32
         picks = sum(words.shape[1] for words in self._words.values()) * config.dim
-        self._keep = self.kernels is None and picks * self._kept_type.itemsize <= KEPT_BYTES
+        self._keep = picks * self._kept_type.itemsize <= KEPT_BYTES
 
     def _make_words(self, module: CapturedModule) -> torch.Tensor:
         """int32 [2, regions]: 64 random bits for each region. With 32, some regions of a large model would be alike."""
@@ -123,11 +118,6 @@ class SparseSketch(Sketch):
     def add(self, module: CapturedModule, gradient: torch.Tensor, total: torch.Tensor) -> None:
         batch = len(gradient)
         flat = gradient.reshape(batch, -1).T
-        if self.kernels is not None:
-            for span in self._spans(module, max(1, KERNEL_ENTRIES // (batch * self.region))):
-                part = flat[span.start : span.stop].contiguous()
-                self.kernels.project(part, span.words, span.length, span.weight, total)
-            return
         for span, picks in self._blocks(module):
             table = self._buffer("table", torch.float32, span.regions, 2, span.length, batch)
             torch.mul(flat[span.start : span.stop].view(span.regions, -1, batch), span.weight, out=table[:, 1])
@@ -140,10 +130,6 @@ class SparseSketch(Sketch):
     def rmatvec_module(self, module: CapturedModule, y: torch.Tensor) -> torch.Tensor:
         y = y.to(self.device, torch.float32) / math.sqrt(USES)
         result = y.new_empty(module.size)
-        if self.kernels is not None:
-            for span in self._spans(module, module.size):
-                self.kernels.lift(y, span.words, span.length, span.weight, result[span.start : span.stop])
-            return result.view(module.shape)
         for span, picks in self._blocks(module):
             table = self._buffer("table", torch.float32, span.regions, 2, span.length).zero_()
             table.view(-1).scatter_add_(0, picks.view(-1), y[:, None].expand_as(picks).reshape(-1))
@@ -157,8 +143,7 @@ def draw_slots(
 ) -> None:
     """What every coordinate takes of every region.
 
-    A slot i ≥ 0 means +1 at entry i, a slot i < 0 means -1 at entry i + length. The 32-bit arithmetic wraps;
-    `sparse_triton` has the same function for kernels.
+    A slot i ≥ 0 means +1 at entry i, a slot i < 0 means -1 at entry i + length. The 32-bit arithmetic wraps.
 
     Args:
         steps: STEP times the coordinate, int32 [p].
@@ -190,12 +175,3 @@ def _sum_rows(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     if table.device.type == "mps":  # not every release has embedding_bag there
         return table[rows].sum(1)
     return F.embedding_bag(rows, table, mode="sum")  # never forms the [p, R, B] that it adds up
-
-
-def _kernels(device: torch.device) -> ModuleType | None:
-    """The Triton kernels, where they can run."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return None
-    from npeff.collect.sketch import sparse_triton
-
-    return sparse_triton
