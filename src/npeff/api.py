@@ -58,40 +58,15 @@ from npeff.utils.configs import from_options
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "Analysis",
-    "Component",
-    "Decomposition",
-    "Estimate",
-    "Example",
-    "Probe",
-    "Run",
-    "UserError",
-    "analyse_run",
-    "casestudy_component",
-    "collect_run",
-    "compare_run",
-    "decompose_run",
-    "diff_runs",
-    "explain_components",
-    "find_components",
-    "hold_component",
-    "lift_component",
-    "list_components",
-    "list_examples",
-    "name_components",
-    "open_decomposition",
-    "open_run",
-    "perturb_components",
-    "probe_texts",
-    "pull_run",
-    "push_run",
-    "stability_run",
-    "steer_text",
-    "sweep_run",
-    "top_examples",
-    "weigh_words",
-]
+# What users get, room by room.
+__all__ = ["Analysis", "Component", "Decomposition", "Estimate", "Example", "Probe", "Run", "UserError"]
+__all__ += ["collect_run", "open_run", "pull_run", "push_run"]
+__all__ += ["decompose_run", "open_decomposition"]
+__all__ += ["analyse_run", "compare_run", "list_components", "list_examples", "probe_texts", "stability_run"]
+__all__ += ["sweep_run", "top_examples"]
+__all__ += ["lift_component", "perturb_components"]
+__all__ += ["casestudy_component", "explain_components", "find_components", "name_components", "weigh_words"]
+__all__ += ["diff_runs", "hold_component", "steer_text"]
 
 T = TypeVar("T")
 AnyPath = str | os.PathLike[str]

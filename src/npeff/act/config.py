@@ -1,7 +1,5 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from typing import ClassVar
-
 import tyro
 
 from npeff.store.layout import check_name
@@ -31,8 +29,6 @@ class SteerConfig(Record):
     """Name of the decomposition; the newest that `npeff decompose` has made if not given."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
-
-    common: ClassVar[tuple[str, ...]] = ("component", "strength", "tokens", "plain", "decomposition", "device")
 
     def __post_init__(self) -> None:
         if self.tokens < 0 or not self.text:

@@ -6,8 +6,6 @@ model, too. So the same decomposition is made again a few times, and a component
 other run is farther from it than nine tenths of all components are from those that the same model gives again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
@@ -188,7 +186,7 @@ class View:
         self.limit = float(_drops(torch.stack(found)).quantile(1 - FALSE))
 
     def changes(
-        self, other: View, chance: float, differ: Array, directions: torch.Tensor | None, words: tuple[str, str]
+        self, other: "View", chance: float, differ: Array, directions: torch.Tensor | None, words: tuple[str, str]
     ) -> list[Change]:
         """What has become of every component in another run.
 

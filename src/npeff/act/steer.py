@@ -51,8 +51,7 @@ def steer(config: SteerConfig) -> list[Steered]:
         The model as it is, and then one for each strength.
     """
     run = Run.open(config.run)
-    decomposition = open_decomposition(run, config.decomposition)
-    steering = Steering(run, decomposition, config.component, config.device)
+    steering = Steering(run, open_decomposition(run, config.decomposition), config.component, config.device)
     found = steering.say(config.text, (0.0, *config.strength), config.tokens, config.plain)
     print(record_table("", found, {"strength": "g", "answer": "", "probability": ".1%", "text": ""}).markdown())
     return found

@@ -42,11 +42,7 @@ def identity_of(config: CollectConfig, task: Task, model: LoadedModel, before: B
     prefix, turns = before
     chat = AskedChat(Prompts(task, model.tokenizer).describe(before), list(turns)) if task.is_chat else None
     asked = AskedTask(task.name, task.prompt, task.answers, list(task.labels), prefix, chat, task.pair or None)
-    return values | {
-        "task": to_dict(asked),
-        "collected": config.collected,
-        "model_sha256": model.fingerprint(),
-    }
+    return values | {"task": to_dict(asked), "collected": config.collected, "model_sha256": model.fingerprint()}
 
 
 def differences(old: Values, new: Values, but: Collection[str] = ()) -> str:
