@@ -39,9 +39,9 @@ def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     sketch = make_sketch(SketchConfig(), selection.modules)
     prompts = prompts_of("sst2", data, model)
     batch = [prompt for prompt in prompts if len(prompt) == TOKENS][:BATCH]
-    yield entry("collect.cost_ratio", cost_ratio(model, selection, sketch, batch), "<= 1.15")
+    yield entry("collect.cost_ratio", cost_ratio(model, selection, sketch, batch), "<= 0.9")
     yield entry("collect.row_ratio", row_ratio(model, selection, sketch, batch), "<= 0.75")
-    yield entry("collect.sketch_error", sketch_error(model, selection, batch), "<= 1.8")
+    yield entry("collect.sketch_error", sketch_error(model, selection, batch), "<= 1.4")
     trivia = prompts_of("triviaqa", data, model)[:4]
     yield entry("collect.directions_ratio", directions_ratio(model, selection, sketch, trivia), "< 1")
     yield entry("collect.suffix_ratio", suffix_ratio(model, prompts_of("clinc150", data, model)[:4]), "<= 0.3")

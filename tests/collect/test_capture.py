@@ -133,7 +133,7 @@ def test_separate_suffixes_give_the_same_rows():
     assert (rows - other).norm() < 1e-4 * rows.norm()
 
 
-@pytest.mark.parametrize("kind", ["kron", "sparse", "dense"])
+@pytest.mark.parametrize("kind", ["blocks", "kron", "sparse", "dense"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_lengths_of_directions_do_not_change_a_bit_of_float32_rows(family, kind):
     """Runs that were collected when directions were backpropagated as they are can be continued."""

@@ -14,6 +14,7 @@ import torch
 from npeff.cli import main
 from npeff.collect.config import CollectConfig
 from npeff.collect.run import collect
+from npeff.collect.session import prepare_run
 from npeff.config import VerifyConfig
 from npeff.store.run import Run
 from npeff.utils.configs import from_dict, to_dict
@@ -45,6 +46,27 @@ def test_an_interrupted_run_continues_to_the_same_result(config, tmp_path, monke
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert not list(Path(config.run).rglob("*.partial"))
     assert not list(Path(config.run, "shards").glob("*.json"))
+
+
+def test_a_run_begun_with_the_former_default_sketch_is_continued_with_it(config, tmp_path, monkeypatch):
+    former = to_dict(config.sketch) | {"sketch": "kron"}
+    whole = collect(with_run(config, tmp_path / "whole", sketch=former))
+    original = Run.write_shard
+
+    def stop_after_one(self, shard, tensors):
+        original(self, shard, tensors)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "write_shard", stop_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        collect(with_run(config, config.run, sketch=former))
+    monkeypatch.setattr(Run, "write_shard", original)
+    assert main(arguments(config)) == 0  # the command says nothing of a sketch
+    assert shard_hashes(config.run) == shard_hashes(whole.path)
+    assert prepare_run(Run.open(config.run)).collector.sketch.config.sketch == "kron"
+    with pytest.raises(UserError, match=r"sketch.dim was"):
+        collect(with_run(config, config.run, sketch=former | {"sketch": "blocks", "dim": 1024}))
+    assert collect(with_run(config, tmp_path / "new")).manifest.config["sketch"]["sketch"] == "blocks"
 
 
 def test_a_lost_table_of_an_unfinished_run_is_written_again(config, tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def dense(s):
     return torch.stack(columns)
 
 
-@pytest.mark.parametrize(("kind", "copies"), [("sparse", 1), ("kron", 1), ("kron", 4), ("dense", 1)])
+@pytest.mark.parametrize(("kind", "copies"), [("sparse", 1), ("kron", 1), ("kron", 4), ("blocks", 4), ("dense", 1)])
 def test_planted_vectors_are_found(kind, copies):
     s = scaled(kind, 256 if kind == "dense" else 512, copies)
     if kind == "sparse":

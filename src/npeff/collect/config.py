@@ -33,18 +33,22 @@ class DirectionsConfig:
             raise UserError("--max-rows and --rank must be at least 1.")
 
 
+SketchKind = Literal["blocks", "kron", "sparse", "dense"]
+
+
 @dataclass(frozen=True)
 class SketchConfig:
     """How gradients are projected."""
 
-    sketch: Literal["kron", "sparse", "dense"] = "kron"
-    """kron: fast and for any model. sparse: the paper's. dense: plus and minus one, for a small dimension."""
+    sketch: SketchKind = "blocks"
+    """blocks: fast and for any model. kron: the default of earlier versions, slower. sparse: the paper's. dense: plus
+    and minus one, for a small dimension."""
     dim: int = 16384
     """Length p of a projected gradient."""
     copies: int = 1
-    """kron only: independent copies that are added; more are more accurate, and slower."""
+    """blocks and kron only: independent copies that are added; more are more accurate, and slower."""
     side: int | None = None
-    """kron only: rows of the two small matrices, by default twice the root of the dimension."""
+    """blocks and kron only: rows of the two small matrices, by default twice the root of the dimension."""
     sketch_seed: int = 0
     """Seed of the projection. Runs can be compared only under the same one."""
 
@@ -53,6 +57,8 @@ class SketchConfig:
             raise UserError("The sketch's --dim and --copies must be at least 1.")
         if self.side is not None and self.side**2 < self.dim:
             raise UserError(f"A --side of {self.side} is too small: its square must be at least --dim {self.dim}.")
+        if self.sketch == "blocks" and self.side is not None and self.side % 8:
+            raise UserError(f"The sketch blocks needs a --side that 8 divides, not {self.side}.")
         if self.sketch == "sparse" and self.dim % 32:
             raise UserError(f"The sparse sketch needs a --dim that 32 divides, not {self.dim}.")
 

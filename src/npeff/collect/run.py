@@ -25,7 +25,7 @@ from npeff.store.run import Run
 from npeff.store.schema import AskedTask, Manifest
 from npeff.tasks.data import Dataset
 from npeff.utils import distributed
-from npeff.utils.configs import from_dict, to_dict
+from npeff.utils.configs import from_dict, replace, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import only_one
 from npeff.utils.progress import progress
@@ -52,7 +52,7 @@ def collect(config: CollectConfig) -> Run:
     if config.dry_run:
         raise UserError("A dry run collects nothing: call npeff.collect.estimate.estimate_collection instead.")
     distributed.start()
-    path = Path(config.run)
+    config, path = with_former_sketch(config), Path(config.run)
     prepared, dataset, prompts = prepare_with_prompts(config)
     prepared.collector.answer_model.check_tree(max(prompts, key=len))
     with only_one(path, active=distributed.rank() == 0):
@@ -76,6 +76,22 @@ def collect(config: CollectConfig) -> Run:
         left_out = (f"left out: {'; '.join(dataset.dropped)}",) if dataset.dropped else ()
         print(summary(run, (*left_out, *dataset.notes)))
     return run
+
+
+def with_former_sketch(config: CollectConfig) -> CollectConfig:
+    """The config, with the sketch that used to be the default if its run was begun with that.
+
+    Args:
+        config: What to collect, and where to.
+
+    Returns:
+        The config with which the run there can be continued by the command that began it.
+    """
+    former = replace(config.sketch, sketch="kron")
+    if config.sketch.sketch != "blocks" or not (Path(config.run) / "manifest.json").is_file():
+        return config
+    begun = from_dict(CollectConfig, Run.open_unfinished(Path(config.run)).manifest.config)
+    return replace(config, sketch=former) if begun.sketch == former else config
 
 
 def _start_or_continue(path: Path, prepared: Prepared, dataset: Dataset) -> Run:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import tyro
 
+from npeff.collect.config import SketchKind
 from npeff.tasks.config import BUILTIN
 from npeff.utils.errors import UserError
 
@@ -74,7 +75,7 @@ class ReproduceConfig:
     """Directory of the results, and of runs that recipes share."""
     model: str | None = None
     """Model instead of the paper's."""
-    sketch: Literal["kron", "sparse", "dense"] | None = None
+    sketch: SketchKind | None = None
     """Sketch instead of the paper's."""
     solver: Literal["als", "paper"] | None = None
     """Solver of NPEFF instead of the paper's."""

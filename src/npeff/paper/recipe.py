@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
+from npeff.collect.config import SketchKind
 from npeff.decompose.config import Method, PaperConfig
 from npeff.utils.configs import from_dict, replace
 from npeff.utils.errors import UserError
@@ -30,7 +31,7 @@ class Setup(PaperConfig):
     examples: int
     directions: str
     """How the expectation over answers is taken, as in `npeff collect --directions`."""
-    sketch: Literal["kron", "sparse", "dense"]
+    sketch: SketchKind
     dim: int
     """Length of a projected gradient."""
     components: int

@@ -54,7 +54,7 @@ components  times √scale, at most one per {EXAMPLES_PER_COMPONENT} examples, a
 contexts, scored and random examples   times √scale, at least {FEWEST}, within what the run has
 steps of the autoencoder   times scale, at least {FEWEST_STEPS:,}: as often through the examples as in the paper
 perturbed components   times scale, at least {FEWEST_PERTURBED} (or all): fewer cannot tell methods apart
-below {SMALL}  the embedded model ({EMBEDDED}), the sketch kron of the same length, the solver als (except where the
+below {SMALL}  the embedded model ({EMBEDDED}), the sketch blocks of the same length, the solver als (except where the
             table is about the paper's solver), perturbations lifted exactly and compared at a KL of 0.1
 the paper's learning rates and τ are for sums over all examples: they grow by the ratio of the
 paper's examples to those here, and τ shrinks by it
@@ -153,7 +153,7 @@ class Runs:
             paper,
             examples=max(min(FEWEST_EXAMPLES, paper.examples), round(paper.examples * self.share(paper))),
             model=config.model or (EMBEDDED if small else paper.model),
-            sketch=config.sketch or ("kron" if small else paper.sketch),
+            sketch=config.sketch or ("blocks" if small else paper.sketch),
             solver=paper.solver if keep_solver else config.solver or ("als" if small else paper.solver),
         )
 

@@ -239,9 +239,9 @@ def check_sketch(scaled: Scaled) -> float:
         if cosine >= RECOVERED:
             return cosine
         why = f"a planted vector of {PLANTED} entries comes back with a cosine of {cosine:.2f}"
-    copies = f", copies = {options.copies}" if options.sketch == "kron" else ""
+    copies = f", copies = {options.copies}" if options.sketch in ("blocks", "kron") else ""
     raise UserError(
         f"Compressed sensing cannot invert this run's sketch ({options.sketch}, p = {options.dim}{copies}): {why}. "
-        "What works: --sketch sparse, or kron with --copies 4, and a larger --dim, as 16384. "
+        "What works: --sketch sparse, or blocks with --copies 4, and a larger --dim, as 16384. "
         "Or use --way lift, which works with every sketch."
     )

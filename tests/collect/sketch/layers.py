@@ -15,15 +15,18 @@ from npeff.collect.sketch import sparse
 from npeff.collect.sketch.base import Sketch
 from npeff.models.select import CapturedModule
 
-KINDS = ("kron", "sparse", "dense")
+KINDS = ("blocks", "kron", "sparse", "dense")
 CONFIGS = [
     SketchConfig("kron", dim=96),
     SketchConfig("kron", dim=64, copies=3, side=8),
     SketchConfig("sparse", dim=96),
     SketchConfig("dense", dim=96),
+    SketchConfig("blocks", dim=96),
+    SketchConfig("blocks", dim=256, copies=3, side=16),
 ]
+NAMES = ["kron", "kron-copies", "sparse", "dense", "blocks", "blocks-copies"]
 every_kind = pytest.mark.parametrize("kind", KINDS)
-every_config = pytest.mark.parametrize("config", CONFIGS, ids=["kron", "kron-copies", "sparse", "dense"])
+every_config = pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 
 
 PassThrough = tuple[list[CapturedModule], dict[str, torch.Tensor], dict[str, torch.Tensor]]

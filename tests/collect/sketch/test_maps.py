@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,7 +16,16 @@ from npeff.collect.sketch.base import random_signs
 from npeff.collect.sketch.make import make_sketch
 from npeff.models.select import CapturedModule
 from npeff.utils.random import random_bits
-from tests.collect.sketch.layers import CONFIGS, KINDS, every_config, every_kind, flat_rmatvec, linear, random_gradient
+from tests.collect.sketch.layers import (
+    CONFIGS,
+    KINDS,
+    NAMES,
+    every_config,
+    every_kind,
+    flat_rmatvec,
+    linear,
+    random_gradient,
+)
 
 
 def kron_matrix(config: SketchConfig, module: CapturedModule) -> np.ndarray:
@@ -27,14 +37,44 @@ def kron_matrix(config: SketchConfig, module: CapturedModule) -> np.ndarray:
         A = random_signs(d_out * side, "kron", seed, module.name, "out", copy).numpy().reshape(d_out, side).T
         B = random_signs(columns * side, "kron", seed, module.name, "in", copy).numpy().reshape(columns, side).T
         cells += np.kron(A, B) / (side * math.sqrt(config.copies))
+    return folded(config, cells, side)
+
+
+def blocks_matrix(config: SketchConfig, module: CapturedModule) -> np.ndarray:
+    """[p, n] written with np.kron and a loop over the columns of A and B, each of which has one block."""
+    side = config.side or 8 * math.ceil(2 * math.ceil(math.sqrt(config.dim)) / 8)
+    width = side // 8
+    cells = np.zeros((side**2, module.size))
+    for copy in range(config.copies):
+        factors = []
+        for name, d in zip(("out", "in"), module.shape, strict=True):
+            padded = 8 * math.ceil(d / 8)
+            key = (config.sketch_seed, module.name, name, copy)
+            signs = random_signs(padded * width, "blocks", *key).numpy().reshape(padded, width)
+            order = (
+                random_bits(8 * padded, "blocks order", config.sketch_seed, d, copy).view("<u8").argsort(kind="stable")
+            )
+            factor = np.zeros((side, d))
+            for turn, column in enumerate(order):
+                block = turn // (padded // 8)
+                if column < d:
+                    factor[block * width : (block + 1) * width, column] = signs[turn]
+            factors.append(factor)
+        cells += np.kron(*factors) / (width * math.sqrt(config.copies))
+    return folded(config, cells, side)
+
+
+def folded(config: SketchConfig, cells: np.ndarray, side: int) -> np.ndarray:
+    """Sums [side², n] folded to [p, n]."""
+    seed = config.sketch_seed
     if side**2 == config.dim:
         return cells
-    folded = np.zeros((config.dim, module.size))
+    result = np.zeros((config.dim, cells.shape[1]))
     order = random_bits(8 * side**2, "kron fold", seed).view("<u8").argsort(kind="stable")
     signs = random_signs(side**2, "kron fold signs", seed).numpy()
     for turn, cell in enumerate(order):
-        folded[turn % config.dim] += signs[turn] * cells[cell]
-    return folded
+        result[turn % config.dim] += signs[turn] * cells[cell]
+    return result
 
 
 def sparse_matrix(config: SketchConfig, module: CapturedModule) -> np.ndarray:
@@ -65,11 +105,11 @@ def dense_matrix(config: SketchConfig, module: CapturedModule) -> np.ndarray:
     return np.concatenate(rows).T / math.sqrt(config.dim)
 
 
-MATRICES = {"kron": kron_matrix, "sparse": sparse_matrix, "dense": dense_matrix}
+MATRICES = {"blocks": blocks_matrix, "kron": kron_matrix, "sparse": sparse_matrix, "dense": dense_matrix}
 
 
 @every_config
-@pytest.mark.parametrize("shape", [(5, 4), (3, 9), (1, 1), (2, 1)])
+@pytest.mark.parametrize("shape", [(5, 4), (3, 9), (1, 1), (2, 1), (10, 16)])
 def test_map_is_the_matrix_written_independently(config: SketchConfig, shape: tuple[int, int]) -> None:
     module = linear("blocks.0.up", *shape)
     sketch = make_sketch(config, [module])
@@ -155,8 +195,10 @@ def test_other_seeds_and_other_modules_have_other_maps(config: SketchConfig) -> 
         (CONFIGS[1], [-10.248, -4.04145, 0.57735, -6.06218, -10.248]),
         (CONFIGS[2], [-8.05702, 18.3425, -4.37715, -16.1289, -3.07991]),
         (CONFIGS[3], [-2.44949, -1.42887, 14.9011, -5.30723, 23.6784]),
+        (CONFIGS[4], [-5.33333, 3.66667, -10.0, 34.6667, -5.33333]),
+        (CONFIGS[5], [-1.44338, -7.21688, 8.66025, -8.66025, -0.57735]),
     ],
-    ids=["kron", "kron-copies", "sparse", "dense"],
+    ids=NAMES,
 )
 def test_the_maps_never_change(config: SketchConfig, expected: list[float]) -> None:
     """Stored projections are worthless under another map: these numbers may change only with the store's version."""
@@ -183,13 +225,14 @@ def test_a_part_that_is_all_of_it_gives_the_same_inner_products(config: SketchCo
     torch.testing.assert_close(there @ part.matvec(gradient), vectors @ sketch.matvec(gradient), rtol=1e-4, atol=1e-4)
 
 
-def test_a_part_estimates_inner_products(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["blocks", "kron"])
+def test_a_part_estimates_inner_products(kind: Literal["blocks", "kron"], monkeypatch: pytest.MonkeyPatch) -> None:
     """Between sketches of correlated gradients, with the error that a map of as many sums has."""
     monkeypatch.setattr("npeff.collect.sketch.kron.PART", 32)
     modules = [linear("a", 40, 30, "weight"), linear("b", 30, 50, "weight")]
     errors, norms = [], []
     for seed in range(12):
-        sketch = make_sketch(SketchConfig("kron", dim=1024, copies=2, sketch_seed=seed), modules)
+        sketch = make_sketch(SketchConfig(kind, dim=1024, copies=2, sketch_seed=seed), modules)
         first, other = random_gradient(modules, 2 * seed), random_gradient(modules, 2 * seed + 1)
         second = {name: matrix + other[name] for name, matrix in first.items()}
         size = sum(float(matrix.square().sum()) for matrix in first.values())

@@ -22,9 +22,11 @@ def relative_variance(config: SketchConfig, gradient: torch.Tensor) -> float:
     kron    each side is a dense map to m = `side` numbers for every row or column, so E‖y‖⁴ grows by 1 + 2/m twice;
             in the folding each pair of cells meets with probability ≤ 1/p under a random sign: by 1 + 2/p. The terms
             between independent copies are at most 2/m², less than what averaging the copies saves.
+    blocks  in the worst case one block holds all of a side: as kron, with m = `side` / 8.
     """
-    if config.sketch == "kron":
+    if config.sketch in ("blocks", "kron"):
         side = config.side or 2 * math.ceil(math.sqrt(config.dim))
+        side /= 8 if config.sketch == "blocks" else 1
         return (1 + 2 / side) ** 2 * (1 + 2 / config.dim) - 1
     fourth = float((gradient**4).sum() / gradient.norm() ** 4) if config.sketch == "sparse" else 0.0
     return (2 + config.dim / 32 * fourth) / config.dim

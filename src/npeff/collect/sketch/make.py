@@ -14,5 +14,5 @@ from npeff.models.select import CapturedModule
 
 def make_sketch(config: SketchConfig, modules: Iterable[CapturedModule], device: torch.device | str = "cpu") -> Sketch:
     """The sketch that `config` names, for these modules."""
-    kinds: dict[str, type[Sketch]] = {"kron": KronSketch, "sparse": SparseSketch, "dense": DenseSketch}
-    return kinds[config.sketch](config, modules, device)
+    kinds: dict[str, type[Sketch]] = {"sparse": SparseSketch, "dense": DenseSketch}
+    return kinds.get(config.sketch, KronSketch)(config, modules, device)
