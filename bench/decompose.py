@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ import torch
 from bench import entry
 from npeff.collect.config import CollectConfig
 from npeff.collect.run import collect
-from npeff.decompose.blocks import Blocks, Rotation, start_components
+from npeff.decompose.blocks import Blocks, Rotation, ShortRows, start_components
 from npeff.decompose.config import FitConfig, PaperConfig
 from npeff.decompose.npeff import Als, Npeff, thinned_start
 from npeff.decompose.solver import Paper, start
@@ -41,6 +42,8 @@ STORE_BYTES = 10e9
 def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     yield entry("decompose.recovery", recovery(), ">= 0.95")
     with tempfile.TemporaryDirectory() as folder:
+        ratio, loss = coarse_ratio(factor_rows(), components=256)
+        yield entry("decompose.coarse_ratio", ratio, "<= 0.25", holds=loss <= 1.001)
         yield entry("decompose.peak_gb", peak_gb(Path(folder)), "<= 3")
         config = CollectConfig(run=str(Path(folder) / "run"), data=data_config(data), gradient=False, activation=False)
         collecting, run = timed(lambda: collect(config))
@@ -170,6 +173,34 @@ def pass_ratio(source: ArrayRows, repeats: int = 12) -> float:
         passes.append(timed(solver.iterate)[0])
         alone.append(timed(products)[0])
     return min(passes[2:]) / min(alone[2:])
+
+
+def factor_rows(examples: int = 4096, each: int = 2, factors: int = 384) -> ArrayRows:
+    """Synthetic rows: each is a factor under as much noise; many examples share a factor, few all of theirs."""
+    generator = torch.Generator().manual_seed(0)
+    U = torch.nn.functional.normalize(torch.randn(factors, DIM, generator=generator), dim=1)
+    which = (factors * torch.rand(examples, each, generator=generator).square()).long()
+    rows = U[which].mul_((0.2 + torch.rand(examples, each, 1, generator=generator)).sqrt())
+    rows = rows.add_(torch.randn(rows.shape, generator=generator), alpha=0.7 / DIM**0.5)
+    return ArrayRows(rows.view(-1, DIM), [each] * examples)
+
+
+def coarse_ratio(source: RowSource, components: int) -> tuple[float, float]:
+    """Time of a fit that begins with short rows ÷ one that does not, and their losses; from the start to the end.
+
+    Processor time: the two take minutes, in which a shared machine may be more or less busy.
+    """
+    config = FitConfig(components=components)
+
+    def fit() -> tuple[float, float]:
+        begin = time.process_time()
+        fitted = Npeff(config).fit(source)
+        return time.process_time() - begin, fitted.history.loss
+
+    seconds, loss = fit()
+    with mock.patch.object(ShortRows, "pays", return_value=False):
+        plain_seconds, plain_loss = fit()
+    return seconds / plain_seconds, loss / plain_loss
 
 
 def fit_ratio(source: ArrayRows, collecting: float) -> float:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, minimize_scalar
 
-from npeff.decompose.blocks import Blocks, Rotation, start_components
+from npeff.decompose.blocks import Blocks, Rotation, ShortRows, start_components
 from npeff.decompose.config import FitConfig
 from npeff.decompose.npeff import Als, Npeff, best_step, least_replaceable, loss_along, thinned_start
 from npeff.decompose.solver import inverse
@@ -55,6 +55,59 @@ def test_keeping_recomputing_and_rotating_give_the_same():
         H = torch.nn.functional.normalize(solver.H, dim=1)
         assert ((H * rotated.components).sum(dim=1).abs() > 0.999).all()
         assert solver.state.history.loss == pytest.approx(rotated.history.steps[12].loss, abs=5e-6)
+
+
+def test_short_rows_are_signed_sums_of_entries():
+    """Of unit vectors they are the map itself: a place and a sign for every entry, as many entries for every place."""
+    S = ShortRows(ArrayRows(torch.eye(83)), chunk=20).rows
+    assert S.shape == (83, 10)
+    assert ((S != 0).sum(0) == 8).all()
+    assert ((S != 0).sum(1) <= 1).all()
+    assert set(S.unique().tolist()) == {-1.0, 0.0, 1.0}
+    source = ragged(examples=30, dim=83)
+    short = ShortRows(source, chunk=7)
+    torch.testing.assert_close(short.read(3, 19), source.read(3, 19) @ S)
+    assert (short.ranks == source.ranks).all()
+
+
+@pytest.fixture
+def short_rows(monkeypatch):
+    """Fits of more than 100 rows with at least 256 entries begin with shorter ones."""
+    monkeypatch.setattr("npeff.decompose.blocks.MOST_ROWS", 100)
+    monkeypatch.setattr("npeff.decompose.blocks.SHORTEST", 32)
+
+
+@pytest.mark.parametrize("memory_gb", [0.00008, 1.0])
+def test_a_fit_that_begins_with_short_rows_ends_as_low(memory_gb, short_rows, monkeypatch):
+    """Also where there is memory for short rows, but not for products with the components."""
+    U, source = planted(0, examples=300, dim=256, factors=12)
+    config = FitConfig(components=12, chunk=50, memory_gb=memory_gb)
+    fitted = Npeff(config).fit(source)
+    stages = [step.stage for step in fitted.history.steps]
+    assert stages == sorted(stages, reverse=True)
+    assert stages.count("short") > 5
+    assert 3 <= stages.count("") <= 15
+    fine = [step.loss for step in fitted.history.steps if not step.stage]
+    assert all(after <= before + 1e-6 for before, after in pairwise(fine))
+    assert fitted.history.loss == pytest.approx(dense_loss(fitted, source), abs=1e-6)
+    assert ((U @ fitted.components.T).abs().amax(1) > 0.99).all()
+    monkeypatch.setattr(ShortRows, "pays", lambda *_: False)
+    plain = Npeff(config).fit(source)
+    assert "short" not in {step.stage for step in plain.history.steps}
+    assert fitted.history.loss <= plain.history.loss * 1.001
+
+
+def test_what_is_taken_over_from_short_rows_is_the_same_sum_of_rows(short_rows):
+    """Where the short rows are the rows themselves, a settled fit's components do not move."""
+    _, source = planted(1, examples=120, dim=40)
+    config = FitConfig(components=8, chunk=50, tolerance=0, max_passes=200)
+    blocks = Blocks(source, 50, torch.device("cpu"))
+    first = Als(blocks, thinned_start(blocks, config, True), config, True)
+    first.run(quiet=True)
+    second = Als(blocks, torch.zeros_like(first.H), config, True)
+    second.take_over(first)
+    torch.testing.assert_close(second.H, first.H, atol=2e-3, rtol=0)
+    assert second.state.history.steps == first.state.history.steps
 
 
 @pytest.mark.parametrize("seed", range(3))

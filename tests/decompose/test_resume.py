@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -49,12 +49,29 @@ class KilledError(Exception):
 def test_killed_and_resumed_gives_the_same_bits(name, at, tmp_path, monkeypatch):
     config = CONFIGS[name]
     _, source = planted(0, each=2 if config.method == "npeff" else 1, noise=3.0 if name == "clusters" else 0.02)
-    whole = create(config, Checkpoint(tmp_path / "whole", "key")).fit(source)
+    at_step = at * (3 if name == "paper" else 1)
+    saved = killed_and_resumed(config, source, at_step, STATES[name.split(",")[0]], tmp_path, monkeypatch)
+    assert (saved is not None) == (at == 6)
 
+
+@pytest.mark.parametrize(("at", "length"), [(9, 64), (16, 64), (18, 512)])
+def test_killed_in_passes_over_short_rows_and_after_them(at, length, tmp_path, monkeypatch):
+    """15 steps over short rows, then others; the first of both stages are before any pass."""
+    monkeypatch.setattr("npeff.decompose.blocks.MOST_ROWS", 100)
+    monkeypatch.setattr("npeff.decompose.blocks.SHORTEST", 32)
+    _, source = planted(0, dim=512, noise=1.0)
+    config = replace(CONFIGS["als"], checkpoint_passes=2)
+    saved = killed_and_resumed(config, source, at, AlsState, tmp_path, monkeypatch)
+    assert saved[1]["H"].shape[1] == length
+
+
+def killed_and_resumed(config, source, at, state, tmp_path, monkeypatch):
+    """Check that a fit which is killed before step `at` can be continued; gives what its checkpoint held."""
+    whole = create(config, Checkpoint(tmp_path / "whole", "key")).fit(source)
     add = History.add
 
     def add_and_die(self, *values, **named):
-        if len(self.steps) == at * (3 if name == "paper" else 1):
+        if len(self.steps) == at:
             raise KilledError
         return add(self, *values, **named)
 
@@ -63,12 +80,12 @@ def test_killed_and_resumed_gives_the_same_bits(name, at, tmp_path, monkeypatch)
         patched.setattr(History, "add", add_and_die)
         with pytest.raises(KilledError):
             create(config, checkpoint).fit(source)
-    assert (checkpoint.load(STATES[name.split(",")[0]]) is not None) == (at == 6)
-
+    saved = checkpoint.load(state)
     resumed = create(config, checkpoint).fit(source)
     assert torch.equal(resumed.components, whole.components)
     assert torch.equal(resumed.coefficients, whole.coefficients)
     assert [step.loss for step in resumed.history.steps] == [step.loss for step in whole.history.steps]
+    return saved
 
 
 def test_checkpoints_do_not_change_the_result(tmp_path):

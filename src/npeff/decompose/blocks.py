@@ -23,6 +23,8 @@ SAFE_SCALE = (1e-12, 1e12)
 
 MOST_ROWS = 4096
 """Most rows for a `Rotation`: its factor costs rows³/3."""
+SHORTER, SHORTEST = 8, 1024
+"""How many times shorter `ShortRows` are, and the fewest entries that they may have."""
 SAMPLE = 4
 """k-means++ looks at this many examples per component, not at all: it would cost a pass over the rows per component."""
 _RIDGE = 1e-6
@@ -215,6 +217,35 @@ class Rotation:
         """True if the rows are few enough and fit in memory."""
         rows = int(np.sum(source.ranks))
         return 0 < rows <= min(MOST_ROWS, source.dim // 2) and 4.0 * rows * source.dim <= memory_bytes
+
+
+class ShortRows(ArrayRows):
+    """Rows an eighth as long, in memory: each entry is added to one of q places, under a random sign.
+
+    Inner products are kept on average, with an error of about 1/√q of the lengths. Every rank holds all of them.
+
+    Args:
+        source: The long rows.
+        chunk: Rows read at a time.
+    """
+
+    def __init__(self, source: RowSource, chunk: int) -> None:
+        ranks = np.asarray(source.ranks, dtype=np.int64)
+        ends = np.concatenate([[0], np.cumsum(ranks)])
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(source.dim, generator=generator)[: source.dim // SHORTER * SHORTER]
+        signs = torch.randint(2, order.shape, generator=generator) * 2.0 - 1
+        short = torch.empty(int(ends[-1]), len(order) // SHORTER)
+        for start, stop in chunks(ends, 0, len(ranks), chunk):
+            picked = source.read(start, stop).index_select(1, order).mul_(signs)
+            torch.sum(picked.view(len(picked), SHORTER, -1), 1, out=short[ends[start] : ends[stop]])
+        super().__init__(short, ranks)
+
+    @staticmethod
+    def pays(source: RowSource, memory_bytes: float) -> bool:
+        """True if there are more rows than a `Rotation` takes, long enough, and short ones fit in memory."""
+        rows, short = int(np.sum(source.ranks)), source.dim // SHORTER
+        return rows > MOST_ROWS and short >= SHORTEST and 4.0 * rows * short <= memory_bytes
 
 
 def cholesky(M: Tensor, ridge: float) -> Tensor:

@@ -42,7 +42,7 @@ class Step:
     step: float = 1.0
     """Step length."""
     stage: str = ""
-    """Stage of the solver `paper`, "frozen" or "joint"; empty for others."""
+    """Stage of the solver `paper`, "frozen" or "joint"; "short" for passes of `als` over shorter rows; else empty."""
     seconds: float = 0.0
     """Time since the solver started."""
 
@@ -98,12 +98,25 @@ class History:
             finally:
                 self._bar = None
 
-    def settled(self, tolerance: float, since: int = 0) -> bool:
-        """True if the last ten passes, all after pass `since`, lowered the loss by less than `tolerance` of it."""
-        if len(self.steps) - since <= WINDOW:
+    def settled(self, tolerance: float, since: int = 0, window: int = WINDOW) -> bool:
+        """Whether to stop.
+
+        Args:
+            tolerance: Share of the loss.
+            since: Pass before which nothing counts.
+            window: Passes to look at.
+
+        Returns:
+            True if the last passes lowered the loss by less than `tolerance` in every ten.
+        """
+        if len(self.steps) - since <= window:
             return False
-        before, now = self.steps[-1 - WINDOW].loss, self.steps[-1].loss
-        return before - now <= tolerance * before
+        before, now = self.steps[-1 - window].loss, self.steps[-1].loss
+        return before - now <= tolerance * before * window / WINDOW
+
+    def count(self, stage: str) -> int:
+        """How many passes belong to a stage."""
+        return sum(step.stage == stage for step in self.steps)
 
     @property
     def loss(self) -> float:

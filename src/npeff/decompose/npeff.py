@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from npeff.decompose.base import Decomposition
-from npeff.decompose.blocks import Blocks, replacements, start_components, worst_examples
-from npeff.decompose.checkpoint import Checkpoint, State
+from npeff.decompose.blocks import SHORTER, Blocks, ShortRows, replacements, start_components, worst_examples
+from npeff.decompose.checkpoint import WINDOW, Checkpoint, State
 from npeff.decompose.config import FitConfig
 from npeff.decompose.solver import Paper, Part, Solver, example_losses, fit_coefficients, gram, inner, inverse, start
 from npeff.store.rows import RowSource, SubsetRows
@@ -44,6 +44,8 @@ START_ROUNDS, START_PASSES = (2.0, 1.5), 5
 """How many times the components are fitted before they are thinned out, in each round, and for how many passes."""
 START_EXAMPLES = 64
 """Examples for each component that the start looks at, at most: it finds directions, the fit itself refines them."""
+FEW_PASSES = 3
+"""Passes over which progress is judged after a fit of shorter rows."""
 FINAL_SWEEPS, FINAL_TOLERANCE = 300, 1e-4
 """Sweeps of the final coefficient fit, and the share of the first sweep's change at which it is done."""
 
@@ -67,11 +69,14 @@ class Als(Solver[AlsState]):
         config: Options of the fit.
         keep: Whether products of rows and components are kept between passes.
         title: What the progress bar is called.
+        stage: What passes are marked with in the history.
     """
 
-    def __init__(self, blocks: Blocks, H: Tensor, config: FitConfig, keep: bool, title: str = "npeff") -> None:
+    def __init__(
+        self, blocks: Blocks, H: Tensor, config: FitConfig, keep: bool, title: str = "npeff", stage: str = ""
+    ) -> None:
         super().__init__(blocks, H, config, keep, AlsState())
-        self.title = title
+        self.title, self.stage = title, stage
         self.points = [self.H, *(torch.empty_like(self.H) for _ in range(2))]
         """H, the last point without extrapolation (once there is one), and room for a step."""
         examples, rows = [block.examples for block in blocks.blocks], [block.rows for block in blocks.blocks]
@@ -87,17 +92,19 @@ class Als(Solver[AlsState]):
             checkpoint: Where to keep checkpoints.
             quiet: Show no progress bar.
         """
-        resumed = bool(self.state.history.steps)
-        self.start_round(SWEEPS if resumed else 10 * SWEEPS)
-        if not resumed:
-            self.state.history.add(self.loss / self.blocks.nonzero)
         config, history = self.config, self.state.history
-        done = len(history.steps) - 1
+        done = history.count(self.stage) - 1
+        self.start_round(SWEEPS if done >= 0 else 10 * SWEEPS)
+        if done < 0:
+            history.add(self.loss / self.blocks.nonzero, stage=self.stage)
+            done = 0
+        # after passes over shorter rows there is little left to do, and each pass is dear
+        window = FEW_PASSES if history.count("short") and not self.stage else WINDOW
         with history.shown(self.title, config.max_passes, done, quiet):
             while done < config.max_passes:
-                history.add(*self.iterate())
+                history.add(*self.iterate(), stage=self.stage)
                 done += 1
-                if history.settled(config.tolerance, since=self.state.reseeds[1]):
+                if history.settled(config.tolerance, self.state.reseeds[1], window):
                     if not self._reseed():
                         history.ending = "converged"
                         return
@@ -106,7 +113,7 @@ class Als(Solver[AlsState]):
                     self._reseed()
                     self._normalize()
                     if checkpoint:
-                        checkpoint.save(done, self.coefficient_parts(), {"H": self.H}, self.state)
+                        checkpoint.save(len(history.steps) - 1, self.coefficient_parts(), {"H": self.H}, self.state)
                     self.start_round(SWEEPS)
         history.ending = "out of passes"
 
@@ -125,6 +132,21 @@ class Als(Solver[AlsState]):
         self.have_previous = False
         self._fit(sweeps)
         self._accept()
+
+    def take_over(self, short: Als) -> None:
+        """Begin with the components of these rows that belong to a fit of shorter ones.
+
+        At its end H = M⁻¹T, and T is a sum of the rows: so is this H, with the same weights.
+
+        Args:
+            short: The fit of shorter rows of the same examples.
+        """
+        self.T.zero_()
+        for (part, rows), (other, product, _) in zip(self._with_rows(), short._with_products(), strict=True):
+            self._add_weighted(part, product, part.W.copy_(other.W), rows)
+        distributed.sum_over_ranks(self.T)
+        torch.mm(inverse(short.S * short.K).to(self.T), self.T, out=self.H)
+        self.state = replace(short.state, reseeds=(short.state.reseeds[0], len(short.state.history.steps)))
 
     def iterate(self) -> tuple[float, float]:
         """Do one pass.
@@ -404,25 +426,43 @@ class Npeff(Decomposition):
 
     def _solve(self, source: RowSource) -> tuple[Tensor, list[Tensor], Blocks]:
         """H [C, p] and W [n, C] of each block as the solver leaves them, and the blocks that it used."""
+        config = self.config
+        solver: Als | Paper
+        if config.solver == "paper":
+            blocks = self._blocks(source, self._memory)
+            self._check_examples(blocks, source.dim)
+            solver = Paper(blocks, *start(blocks, config.components, config.seed), config)
+        else:
+            solver = self._als(source)
+        solver.run(self.checkpoint, self.quiet)
+        self.history = solver.state.history
+        return solver.H, solver.coefficient_parts(), solver.blocks
+
+    def _als(self, source: RowSource, stage: str = "") -> Als:
+        """The solver before its first pass, or where a checkpoint left it; after a fit of short rows where it pays."""
         config, C = self.config, self.config.components
         rows = float(np.sum(source.ranks))
         products = 12.0 * rows * C
-        keep = config.solver == "als" and products <= self._memory
+        keep = products <= self._memory
         keep_start = START_ROUNDS[0] * products + 4.0 * rows * source.dim <= self._memory  # never in place of the rows
-        blocks = self._blocks(source, self._memory - products * keep)
+        coarse = not stage and ShortRows.pays(source, self._memory - 2 * products * keep)
+        spare = self._memory - products * keep - coarse * (products * keep + 4.0 * rows * source.dim / SHORTER)
+        blocks = self._blocks(source, spare)
         self._check_examples(blocks, source.dim)
-        solver: Als | Paper
-        if config.solver == "als":
-            saved = self.checkpoint.load(AlsState) if self.checkpoint else None
-            H = torch.empty(C, source.dim) if saved else thinned_start(blocks, config, keep_start, self.quiet)
-            solver = Als(blocks, H, config, keep)
-            if saved:
-                solver.take_up(saved)
-        else:
-            solver = Paper(blocks, *start(blocks, C, config.seed), config)
-        solver.run(self.checkpoint, self.quiet)
-        self.history = solver.state.history
-        return solver.H, solver.coefficient_parts(), blocks
+        saved = self.checkpoint.load(AlsState) if self.checkpoint else None
+        saved = saved if saved and saved[1]["H"].shape[1] == source.dim else None  # else it is about shorter rows
+        short = None
+        if coarse and not saved:
+            short = self._als(ShortRows(source, config.chunk), "short")
+            short.run(self.checkpoint, self.quiet)
+        given = saved or short
+        H = torch.empty(C, source.dim) if given else thinned_start(blocks, config, keep_start, self.quiet)
+        solver = Als(blocks, H, config, keep, f"npeff, {stage} rows" if stage else "npeff", stage)
+        if saved:
+            solver.take_up(saved)
+        elif short:
+            solver.take_over(short)
+        return solver
 
     def _explain_blocks(
         self, blocks: Blocks, warm: list[Tensor] | None = None, sweeps: int = FINAL_SWEEPS
