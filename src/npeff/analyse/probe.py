@@ -13,6 +13,7 @@ from npeff.analyse.ranking import top_examples
 from npeff.collect.session import Prepared, answer_texts, collect_texts, prepare_run
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
+from npeff.store.examples import shown_texts
 from npeff.store.layout import choose_decomposition
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
@@ -131,7 +132,7 @@ def probe(config: ProbeConfig) -> list[Probe]:
 def _lines(result: Probe, run: Run, decomposition: Decomposition, examples: int) -> list[str]:
     """The components of a text as lines of a table."""
     has_shares = all(item.share is not None for item in result.components)
-    scores, texts = decomposition.coefficients.abs().numpy(), run.table["text"]
+    scores, texts = decomposition.coefficients.abs().numpy(), shown_texts(run.table)
     lines = [f"  {'component':>11}  {'share':>6}  {'coefficient':>11}  top example{'s' if examples > 1 else ''}"]
     for item in result.components:
         best = top_examples(scores[:, item.component], run.usable, examples).tolist()

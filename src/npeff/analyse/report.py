@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from npeff.analyse.records import KINDS, TITLES, Analysis, ComponentAnalysis, Kind, Rate
+from npeff.store.examples import shown_texts
 from npeff.utils.configs import write_record
 from npeff.utils.files import remove_partials
 from npeff.utils.report import BLUE, PURPLE, RED, Axes, Cell, Column, Table, draw_figure, write_report
@@ -35,7 +36,7 @@ def write(directory: Path, analysis: Analysis, table: pa.Table) -> None:
     (directory / JSON).unlink(missing_ok=True)
     remove_partials(directory)
     components_table(analysis).write_csv(directory / "components.csv")
-    heading, energies = f"# Tunings of {analysis.name}", energy_table(analysis, table["text"])
+    heading, energies = f"# Tunings of {analysis.name}", energy_table(analysis, shown_texts(table))
     write_report(directory / "tunings", [heading, rates_table(analysis), *_remarks(analysis), energies])
     draw_figure(directory / "tunings", _draw_tunings, analysis)
     draw_figure(directory / "density", _draw_density, analysis)

@@ -20,7 +20,7 @@ from npeff.collect.identity import brief, changes
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import DecomposeConfig, suggest_components, suggest_fitted
 from npeff.decompose.run import common_holdout, decompose
-from npeff.store.examples import whole_texts
+from npeff.store.examples import shown_texts, whole_texts
 from npeff.store.layout import STABILITY
 from npeff.store.run import Run
 from npeff.utils import report
@@ -151,7 +151,7 @@ def _level(config: StabilityConfig, run: Run, components: int) -> tuple[Level, t
     decomposition = _fit(config, run, components, config.seeds[0])
     analysis = analyse_one(run, decomposition.config.name, AnalysisOptions(config.top), quiet=True)
     tops = [component.orderings[0].top for component in analysis.component]
-    texts = [run.table["text"][top[0]].as_py() if top else "" for top in tops]
+    texts = [shown_texts(run.table)[top[0]].as_py() if top else "" for top in tops]
     return Level(components, analysis.tuned_predictions, texts), decomposition.coefficients
 
 

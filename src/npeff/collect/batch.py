@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -19,6 +20,8 @@ from npeff.models.select import Selection, blocks
 TOP_TOKENS = 8
 DIRECTION_ENTRIES = 2**26
 """Most numbers in the directions of a batch, half a gigabyte: with the vocabulary as answers they outgrow all else."""
+_Round = tuple[torch.Tensor, torch.Tensor]
+"""Answer logits [sequences, r], and the example of the batch that each belongs to [sequences]; -1 where to none."""
 _FINITE = {"activation", "rows", "pef_norm", "gradient", "gradient_norm"}
 """An example with a value of these that is not finite is set aside."""
 
@@ -32,13 +35,15 @@ class Collector:
         self.config, self.model, self.selection, self.sketch = config, model, selection, sketch
         self.answer_model = AnswerModel(model, answers, config.share_prompt)
         self._most_rows = most_rows(config.directions, self.answer_model.count)
+        self._goes_along: bool | None = None  # not known before there is a prompt to try
 
-    def batches(self, prompts: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
+    def batches(self, prompts: Sequence[Sequence[int]], budget: int, shared: bool = False) -> Iterator[list[int]]:
         """Put prompts of similar length together.
 
         Args:
             prompts: Token ids.
             budget: Most tokens of a batch, padding included.
+            shared: Whether prompts that begin another one share its tokens, as `collect` lets them.
 
         Yields:
             Positions in `prompts` that make a batch.
@@ -46,16 +51,31 @@ class Collector:
         extra = self.answer_model.extra_tokens
         most = max(1, DIRECTION_ENTRIES // (self.answer_model.count * self._most_rows))
         most = 1 if self.answer_model.alone else most
-        batch: list[int] = []
-        for position in sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)):
+        chains = self._chains(prompts) if shared else [[i] for i in range(len(prompts))]
+        chains = [chain[i : i + most] for chain in chains for i in range(0, len(chain), most)]
+        batch: list[list[int]] = []
+        for chain in sorted(chains, key=lambda own: (-len(prompts[own[-1]]), own[-1])):
             # longest first, so the first of a batch sets its width
-            width = len(prompts[batch[0]]) + extra if batch else 0
-            if batch and (width * (len(batch) + 1) > budget or len(batch) == most):
-                yield batch
+            width = len(prompts[batch[0][-1]]) + extra if batch else 0
+            if batch and (width * (len(batch) + 1) > budget or sum(map(len, [*batch, chain])) > most):
+                yield list(itertools.chain(*batch))
                 batch = []
-            batch.append(position)
+            batch.append(chain)
         if batch:
-            yield batch
+            yield list(itertools.chain(*batch))
+
+    def _chains(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Positions in `prompts`, in lists in which each prompt begins the next one; alone where none can be shared."""
+        chains: list[list[int]] = []
+        for i in sorted(range(len(prompts)), key=lambda i: list(prompts[i])):
+            before = prompts[chains[-1][-1]] if chains else ()
+            if chains and len(before) < len(prompts[i]) and list(prompts[i][: len(before)]) == list(before):
+                chains[-1].append(i)
+            else:
+                chains.append([i])
+        if self._goes_along is None and len(chains) < len(prompts):
+            self._goes_along = self.answer_model.goes_along(prompts[max(chains, key=len)[-1]])
+        return chains if self._goes_along else [[i] for i in range(len(prompts))]
 
     def collect(self, prompts: Sequence[Sequence[int]], examples: list[int]) -> dict[str, torch.Tensor]:
         """Everything about a batch of prompts.
@@ -71,26 +91,49 @@ class Collector:
             for the vocabulary the leading top_probabilities and top_tokens [B, 8]; where the rank was reduced, mixture
             [B, k, most directions], which turns directions into those of the rows.
         """
-        config = self.config
+        config, chains = self.config, self._chains(prompts)
         outputs: list[Any] = []  # of the last block
         with ExitStack() as hooks, Capture(self.selection.modules, self.sketch.fold_input) as capture:
             if config.activation:
                 last = blocks(self.model.network)[-1]
                 hooks.enter_context(last.register_forward_hook(lambda *call: outputs.append(call[-1])))
-            capture.start(len(prompts), *self.answer_model.sequences(prompts))
-            z, places = self.answer_model.logits(prompts)
-            p = z.detach().double().softmax(1)
+            rounds, rows, places = self._ask(capture, prompts, chains)
+            z = torch.empty(len(prompts), rounds[0][0].shape[1], device=self.model.device)
+            for found, chosen in rounds:
+                z[chosen[chosen >= 0]] = found.detach()[chosen >= 0]
+            p = z.double().softmax(1)
             collected, finite = self._probabilities(p.float()), p.isfinite().all(1)
             if config.activation:
-                collected["activation"] = _residual_at(outputs[-1], places, len(prompts))
+                collected["activation"] = _residual_at(outputs, rows, places)
             if config.fisher or config.gradient:
-                collected |= self._rows(capture, z, torch.where(finite[:, None], p, 1.0 / p.shape[1]), examples)
+                collected |= self._rows(capture, rounds, torch.where(finite[:, None], p, 1.0 / p.shape[1]), examples)
         for name in _FINITE & collected.keys():
             finite &= collected[name].isfinite().view(len(finite), -1).all(1)
         for name, tensor in collected.items():
             if tensor.is_floating_point() or name == "rank":
                 tensor[~finite] = 0
         return {name: tensor.cpu() for name, tensor in {**collected, "set_aside": ~finite}.items()}
+
+    def _ask(
+        self, capture: Capture, prompts: Sequence[Sequence[int]], chains: list[list[int]]
+    ) -> tuple[list[_Round], torch.Tensor, torch.Tensor]:
+        """Answer logits of a batch, and in which sequence [B] and at which token [B] each prompt ends."""
+        every = torch.arange(len(prompts), device=self.model.device)
+        if len(chains) == len(prompts):
+            sequences, length = self.answer_model.sequences(prompts)
+            capture.start(len(prompts), sequences, length)
+            z, places = self.answer_model.logits(prompts)
+            # where every suffix is a sequence of its own, an example's first sequence has its prompt too
+            return [(z, every)], every * (sequences // len(prompts)), places
+        rows, places = torch.empty_like(every), torch.empty_like(every)
+        for row, chain in enumerate(chains):
+            rows[chain] = row
+        for i, prompt in enumerate(prompts):
+            places[i] = len(prompt) - 1
+        longest, ends = [prompts[chain[-1]] for chain in chains], [places[chain].tolist() for chain in chains]
+        found = self.answer_model.logits_along(longest, ends, capture.start)
+        chosen = [[chain[n] if n < len(chain) else -1 for chain in chains] for n in range(len(found))]
+        return list(zip(found, torch.tensor(chosen, device=every.device), strict=True)), rows, places
 
     def _probabilities(self, p: torch.Tensor) -> dict[str, torch.Tensor]:
         probability, prediction = p.max(1)
@@ -100,7 +143,9 @@ class Collector:
             return collected | {"top_probabilities": top.values, "top_tokens": top.indices.int()}
         return collected | {"probabilities": p}
 
-    def _rows(self, capture: Capture, z: torch.Tensor, p: torch.Tensor, examples: list[int]) -> dict[str, torch.Tensor]:
+    def _rows(
+        self, capture: Capture, rounds: list[_Round], p: torch.Tensor, examples: list[int]
+    ) -> dict[str, torch.Tensor]:
         """Rows of the Fisher and the predicted answer's gradient, from as few backward passes as they need."""
         fisher, gradient = self.config.fisher, self.config.gradient
         V, kept = p.new_zeros(len(p), 0, p.shape[1]), p.new_zeros(len(p))
@@ -108,7 +153,12 @@ class Collector:
             V, kept = make_directions(self.config.directions, p, examples)
         mix = combine_to_predicted(V, p) if gradient else None
         asked = torch.cat([V, predicted(p)[:, None]], 1) if gradient and mix is None else V
-        rows = capture.rows(z, asked.float(), self.sketch)
+        directions = asked.float()
+        rows = directions.new_zeros(*asked.shape[:2], self.sketch.dim)
+        for number, (z, chosen) in enumerate(rounds, 1):
+            there, own = chosen >= 0, directions[chosen]
+            own[~there] = 0
+            rows[chosen[there]] = capture.rows(z, own, self.sketch, number < len(rounds))[there]
         collected = self._fisher(rows[:, : V.shape[1]], V, kept) if fisher else {}
         if gradient:
             direct = (mix.float()[:, None] @ rows)[:, 0] if mix is not None else rows[:, -1]
@@ -144,18 +194,17 @@ def _not_zero(norm: torch.Tensor) -> torch.Tensor:
     return torch.where(norm > 0, norm, 1.0)
 
 
-def _residual_at(output: Any, places: torch.Tensor, examples: int) -> torch.Tensor:
+def _residual_at(outputs: list[Any], rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The last block's output, which is the residual stream before the final norm, at the last tokens of prompts.
 
     Args:
-        output: Of the last block, [sequences, T, d], or a tuple that begins with it.
+        outputs: Of the last block, for each part of the sequences: [sequences, T, d], or a tuple that begins with it.
+        rows: The prompts' sequences, [B].
         places: Of the last tokens of the prompts, [B].
-        examples: B.
 
     Returns:
         float32 [B, d].
     """
-    output = (output[0] if isinstance(output, tuple) else output).detach().to(places.device)
-    # where every suffix is a sequence of its own, an example's first sequence has its prompt too
-    output = output[:: len(output) // examples]
-    return output[torch.arange(examples, device=output.device), places].float()
+    parts = [(output[0] if isinstance(output, tuple) else output).detach() for output in outputs]
+    whole = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    return whole.to(places.device)[rows, places].float()

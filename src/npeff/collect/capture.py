@@ -83,14 +83,15 @@ class Capture:
             _check_router(module, arguments[0], output)
         self._called.add(module.name)
         mine = self._mesh is None or module.name in self._mine
+        shape = self._shape  # another part of the same prompts may run before gradients arrive
         with torch.no_grad():
             x = put_together(module.module, 1, arguments[0].detach())
-            folded = self.fold_input(module, self._by_example(module.name, x)) if mine else None
+            folded = self.fold_input(module, self._by_example(module.name, x, shape)) if mine else None
 
         def deliver(delta: torch.Tensor) -> None:
             delta = put_together(module.module, 0, delta)
             if folded is not None:
-                self._deliver(module, folded, self._by_example(module.name, delta))
+                self._deliver(module, folded, self._by_example(module.name, delta, shape))
 
         output.requires_grad_(True)  # the graph begins at the first module whose gradient is wanted, not below it
         output.register_hook(deliver)
@@ -111,7 +112,7 @@ class Capture:
             output.requires_grad_(True)
             output.register_hook(partial(self._deliver, experts, folded))  # type: ignore[no-untyped-call]
 
-        self._by_example(next(iter(self._experts[module].values()))[0].name, hidden)
+        self._by_example(next(iter(self._experts[module].values()))[0].name, hidden, self._shape)
         return run_experts(module, hidden, index, weights, keep)
 
     def _deliver(self, module: Captured, folded: torch.Tensor, delta: torch.Tensor) -> None:
@@ -119,12 +120,13 @@ class Capture:
         if self._consumer is not None:
             self._consumer(module, delta, folded)
 
-    def _by_example(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _by_example(self, name: str, tensor: torch.Tensor, shape: tuple[int, int, int]) -> torch.Tensor:
         """[examples, T, d], an example's sequences one after another; some models flatten the axes, or add some."""
-        examples, sequences, length = self._shape
+        examples, sequences, length = shape
         sizes = [size for size in tensor.shape[:-1] if size != 1]
-        known = [size for size in (sequences, length) if size != 1], [sequences * length], [sequences]
-        if sizes in known or examples == 1:  # [sequences]: what was pooled has one token
+        # what was pooled has one token; what is made of a cache has those of earlier parts, too
+        by_sequence = sizes[:1] == [sequences] and len(sizes) <= 2
+        if by_sequence or sizes == [sequences * length] or examples == 1:
             return tensor.reshape(examples, -1, tensor.shape[-1])
         raise UserError(
             f"Module {name} mixes the examples of a batch (it saw a tensor of shape {tuple(tensor.shape)}), "
@@ -154,23 +156,26 @@ class Capture:
         finally:
             self._consumer = None
 
-    def rows(self, z: torch.Tensor, directions: torch.Tensor, sketch: Sketch) -> torch.Tensor:
+    def rows(self, z: torch.Tensor, directions: torch.Tensor, sketch: Sketch, keep_graph: bool = False) -> torch.Tensor:
         """Sketched rows G = V J of every example.
 
         Args:
             z: Answer logits, [B, r].
             directions: V, [B, k, r].
             sketch: The map to p entries.
+            keep_graph: Whether rows of other places of the same prompts follow.
 
         Returns:
             The rows, float32 [B, k, p].
         """
         batch, count, _ = directions.shape
-        rows = torch.empty(batch, count, sketch.dim, device=z.device)
+        rows = torch.zeros(batch, count, sketch.dim, device=z.device)
         directions, lengths = split_length(directions)
         for row in range(count):
-            total = sketch.accumulator(batch)
-            self.backward(z, directions[:, row], partial(sketch.accumulate, total=total), keep_graph=row + 1 < count)
+            if not directions[:, row].any():  # no example has so many rows
+                continue
+            total, keep = sketch.accumulator(batch), keep_graph or row + 1 < count
+            self.backward(z, directions[:, row], partial(sketch.accumulate, total=total), keep)
             if self._mesh is not None:
                 torch.distributed.all_reduce(total, group=self._mesh.get_group())
             rows[:, row] = sketch.finish(total) * lengths[:, row, None]

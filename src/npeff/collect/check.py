@@ -13,13 +13,13 @@ from npeff.collect.capture import Capture
 from npeff.collect.config import CheckConfig, CollectConfig
 from npeff.collect.directions import make_directions, split_length
 from npeff.collect.estimate import estimate
-from npeff.collect.session import Prepared, fitting_prompts, prepare
+from npeff.collect.session import Prepared, fitting_prompts, open_examples, prepare
 from npeff.collect.sketch.base import random_signs
 from npeff.models.answers import AnswerModel
 from npeff.models.load import with_classes
 from npeff.models.quantised import dequantise
 from npeff.models.select import select_parameters
-from npeff.tasks.data import load_dataset
+from npeff.tasks.data import Dataset
 from npeff.tasks.task import asked_task
 from npeff.utils.configs import replace
 from npeff.utils.errors import UserError
@@ -67,12 +67,13 @@ def check(config: CheckConfig) -> CheckReport:
         UserError: Rows differ from those of plain autograd by more than rounding.
     """
     data, model = replace(config.data, task=config.task), replace(config.options, model=config.model)
-    collecting = CollectConfig("", data, model, config.directions, config.sketch)
-    task = with_classes(asked_task(data), model)
-    dataset = load_dataset(task, data)
-    rows = spread(len(dataset.table), max(config.asked, config.examples))
-    prepared = prepare(collecting, task)
-    dataset, prompts = fitting_prompts(prepared, replace(dataset, table=dataset.table.take(rows)))
+    task, most = with_classes(asked_task(data), model), max(config.asked, config.examples)
+    data = replace(data, limit=most) if task.positions else data
+    dataset = open_examples(task, data)
+    if isinstance(dataset, Dataset):
+        dataset = replace(dataset, table=dataset.table.take(spread(len(dataset.table), most)))
+    prepared = prepare(CollectConfig("", data, model, config.directions, config.sketch), task)
+    dataset, prompts = fitting_prompts(prepared, dataset)
     asked = ask(prepared, dataset, prompts, config.asked)
     print(*dataset.notes, *asked.lines, sep="\n", flush=True)
     cost, each = estimate(prepared, prompts), len(prompts)

@@ -57,6 +57,42 @@ class SketchConfig:
             raise UserError(f"The sparse sketch needs a --dim that 32 divides, not {self.dim}.")
 
 
+_RULE = re.compile(r"\s*(loss|entropy)\s*([<>])\s*(\d+\.?\d*|\.\d+)\s*")
+
+
+@dataclass(frozen=True)
+class PositionsConfig:
+    """Which positions of running documents to ask at, for tasks such as corpus."""
+
+    chunk: int = 600
+    """Documents are cut at white space into chunks of so many characters at most; a context begins with its chunk."""
+    every: int = 8
+    """Ask at every so many-th token of a chunk."""
+    per_chunk: int | None = None
+    """Ask at so many tokens of each chunk instead, drawn at random."""
+    rule: str | None = None
+    """Ask only where it holds of the model's loss and entropy in nats: "loss < 0.1", or "loss > 4, entropy < 1"."""
+
+    def __post_init__(self) -> None:
+        if min(self.chunk, self.every, self.per_chunk or 1) < 1 or self.per_chunk == 0:
+            raise UserError("--chunk, --every and --per-chunk must be at least 1.")
+        self.bounds()
+
+    def bounds(self) -> list[tuple[str, str, float]]:
+        """What the rule says.
+
+        Returns:
+            For each of its parts loss or entropy, < or >, and a number.
+
+        Raises:
+            UserError: It says nothing that is known.
+        """
+        parts = [_RULE.fullmatch(part) for part in self.rule.split(",")] if self.rule is not None else []
+        if not all(parts):
+            raise UserError(f'--rule {self.rule!r} is not understood; write "loss < 0.1", or "loss > 4, entropy < 1".')
+        return [(part[1], part[2], float(part[3])) for part in parts if part]
+
+
 @dataclass(frozen=True)
 class CollectConfig:
     """Collect per-example Fishers of a model on a task into a run directory. Run it again to continue."""
@@ -73,6 +109,7 @@ class CollectConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     directions: DirectionsConfig = field(default_factory=DirectionsConfig)
     sketch: SketchConfig = field(default_factory=SketchConfig)
+    positions: PositionsConfig = field(default_factory=PositionsConfig)
     fisher: bool = True
     """Keep the rows of the per-example Fishers (NPEFF)."""
     gradient: bool = True

@@ -75,7 +75,7 @@ def estimate(prepared: Prepared, prompts: list[list[int]]) -> Estimate:
         take longer than what it is about.
     """
     collector, config = prepared.collector, prepared.config
-    batches = list(collector.batches(prompts, config.batch_tokens))
+    batches = list(collector.batches(prompts, config.batch_tokens, shared=True))
     # the first batch pays for set-up, so its time does not count; it is the longest, so it shows the peak of memory
     collector.collect([prompts[i] for i in batches[0]], batches[0])
     tokens = np.array([len(prompt) + collector.answer_model.extra_tokens for prompt in prompts])

@@ -14,6 +14,7 @@ import torch
 from npeff.collect.batch import Collector
 from npeff.collect.config import CollectConfig
 from npeff.collect.identity import PLACES, differences, identity_of
+from npeff.collect.positions import choose_positions
 from npeff.collect.sketch.make import make_sketch
 from npeff.models.answers import AnswerSet, resolve_answers
 from npeff.models.config import confirm_trust
@@ -24,8 +25,8 @@ from npeff.models.select import Selection, select_parameters
 from npeff.store.examples import inputs_hash, inputs_of
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
-from npeff.tasks.config import FIELD
-from npeff.tasks.data import Dataset, load_dataset
+from npeff.tasks.config import FIELD, DataConfig
+from npeff.tasks.data import Dataset, Reader, load_dataset, load_documents
 from npeff.tasks.task import Task, asked_task
 from npeff.utils.configs import from_dict, replace
 from npeff.utils.errors import UserError
@@ -133,22 +134,27 @@ def prepare_with_prompts(config: CollectConfig) -> tuple[Prepared, Dataset, list
         What a collection needs, the examples, and the token ids of their prompts.
     """
     task = with_classes(asked_task(config.data), config.model)
-    dataset = load_dataset(task, config.data)
+    examples = open_examples(task, config.data)
     prepared = prepare(config, task)
-    return prepared, *fitting_prompts(prepared, dataset)
+    return prepared, *fitting_prompts(prepared, examples)
 
 
 def load_prompts(prepared: Prepared) -> tuple[Dataset, list[list[int]]]:
     """The examples that a config asks for, and the token ids of their prompts, where the model is loaded already."""
-    return fitting_prompts(prepared, load_dataset(prepared.task, prepared.config.data))
+    return fitting_prompts(prepared, open_examples(prepared.task, prepared.config.data))
 
 
-def fitting_prompts(prepared: Prepared, dataset: Dataset) -> tuple[Dataset, list[list[int]]]:
+def open_examples(task: Task, config: DataConfig) -> Dataset | Reader:
+    """The examples of a task, or the documents that positions are chosen from as soon as there is a model."""
+    return load_documents(task, config) if task.positions else load_dataset(task, config)
+
+
+def fitting_prompts(prepared: Prepared, dataset: Dataset | Reader) -> tuple[Dataset, list[list[int]]]:
     """The examples whose prompts fit the model, and the token ids of these prompts.
 
     Args:
         prepared: Model and task.
-        dataset: The examples.
+        dataset: The examples, or documents.
 
     Returns:
         The examples that fit, with a note about those that do not, and their prompts.
@@ -156,6 +162,8 @@ def fitting_prompts(prepared: Prepared, dataset: Dataset) -> tuple[Dataset, list
     Raises:
         UserError: A prompt does not fit and the config does not say --on-bad-example drop, or none fits.
     """
+    if isinstance(dataset, Reader):
+        dataset = choose_positions(prepared.collector.answer_model, prepared.config, dataset)
     prompts, misfits = _tokens(prepared, dataset)
     if not misfits:
         return dataset, prompts
@@ -250,7 +258,7 @@ def collect_prompts(
     parts: list[dict[str, torch.Tensor]] = []
     row_lists: list[torch.Tensor] = []
     order: list[int] = []
-    for batch in prepared.collector.batches(prompts, prepared.config.batch_tokens):
+    for batch in prepared.collector.batches(prompts, prepared.config.batch_tokens, shared=True):
         part = prepared.collector.collect([prompts[i] for i in batch], [examples[i] for i in batch])
         part |= {name: part[name].to(storage) for name in ("rows", "gradient") if name in part}
         if "rows" in part:

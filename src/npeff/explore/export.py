@@ -33,7 +33,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore import evidence, inside, pages
 from npeff.explore.config import ExportConfig
 from npeff.explore.themes import Themes
-from npeff.store.examples import accuracy, label_texts
+from npeff.store.examples import PLACE, accuracy, label_texts, shown_texts
 from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.store.schema import Manifest
@@ -123,7 +123,7 @@ def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
     with whole_directory(out) as folder:
         for asset in ASSETS:
             (folder / asset).write_bytes((_SITE / asset).read_bytes())
-        texts = run.table["text"].to_pylist()
+        texts = shown_texts(run.table).to_pylist()
         relations = Relations(run, names, [[brief(row, texts) for row in analysis.component] for analysis in analyses])
         _write_examples(folder, run)
         for (a, b), relation in relations.pairs.items():
@@ -226,13 +226,15 @@ def _write_examples(folder: Path, run: Run) -> None:
     for number, start in enumerate(range(0, len(run.table), BLOCK)):
         part = run.table.slice(start, BLOCK)
         fields = [name for name in part.column_names if name.startswith(FIELD)]
+        places = [name for name in PLACE if name in part.column_names]
         block = {
             "text": part["text"].to_pylist(),
             "label": label_texts(part, run.manifest.task.labels),
             "prediction": part["prediction_text"].to_pylist(),
             "probability": rounded(part["probability"].fill_null(0).to_pylist()),
             "aside": part["set_aside"].to_pylist(),  # why, if it was
-            "fields": {name.removeprefix(FIELD): part[name].to_pylist() for name in fields},
+            "fields": {name.removeprefix(FIELD): part[name].to_pylist() for name in fields}
+            | {name: [f"{value:.3g}" for value in part[name].to_pylist()] for name in places},
         }
         _write(folder, f"examples/{number}", block)
 
@@ -240,13 +242,14 @@ def _write_examples(folder: Path, run: Run) -> None:
 def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis, relations: Relations) -> Summary:
     """Write the files of decomposition `number`."""
     name, rows = analysis.name, analysis.component
-    decomposition, examples, texts = open_decomposition(run, name), read_examples(run), run.table["text"].to_pylist()
+    decomposition, examples = open_decomposition(run, name), read_examples(run)
+    texts = shown_texts(run.table).to_pylist()
     perturbations = evidence.read_perturbations(run, name, decomposition)
     insides = inside.Insides(run, name, decomposition)
     about = (relations.stability(number), perturbations, insides.columns)
     table = pages.component_table(analysis, texts, decomposition, *about)
     _write(folder, f"{number}/components", table)
-    shown = _shown(run, texts)
+    shown = _shown(run)
     scores = zip(*(columns(decomposition.scores(order)) for order in decomposition.orders), strict=True)
     for j, of_j in enumerate(progress(scores, desc=f"Page of {name}", unit="component", total=len(rows))):
         rankings = pages.rank_examples(j, of_j, decomposition, examples, analysis.top)
@@ -274,8 +277,9 @@ def _write_decomposition(folder: Path, number: int, run: Run, analysis: Analysis
     )
 
 
-def _shown(run: Run, texts: list[str]) -> list[pages.Shown]:
+def _shown(run: Run) -> list[pages.Shown]:
     """What a component's page says about each example."""
     labels, predictions = label_texts(run.table, run.manifest.task.labels), run.table["prediction_text"].to_pylist()
     probabilities = map(short, run.table["probability"].to_pylist())
-    return list(zip((cut(text, pages.LONGEST) for text in texts), labels, predictions, probabilities, strict=True))
+    texts = (cut(text, pages.LONGEST) for text in shown_texts(run.table, 300).to_pylist())
+    return list(zip(texts, labels, predictions, probabilities, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from npeff.models.prompts import SECOND, Prompts
 from npeff.tasks.task import Task
 from npeff.utils.errors import UserError
 
+SEGMENT = 32
+"""Tokens that are run at once where several places of a prompt are asked: gradients of a place end at its segment."""
 # of log-probabilities of suffixes, between two ways to compute them
 TREE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.01}
 
@@ -251,6 +253,76 @@ class AnswerModel:
         own = own | torch.eye(width, dtype=torch.bool, device=device)
         bias = self._bias(torch.cat([before, own], 2))
         return self._chosen(self._forward(ids, places[:, None], bias, position_ids=where, past_key_values=cache)[:, 0])
+
+    def logits_along(
+        self,
+        prompts: Sequence[Sequence[int]],
+        places: Sequence[Sequence[int]],
+        start: Callable[[int, int, int], None],
+    ) -> list[torch.Tensor]:
+        """Run the model once on each of B prompts, and ask at several places of it. Not for suffixes and classes.
+
+        The prompts are run a segment after another, each behind the keys and values of those before it. So a backward
+        pass from a place goes through its own segment and those before, not through the rest of the prompt.
+
+        Args:
+            prompts: Token ids.
+            places: Of each prompt, the tokens behind which it is asked, ascending.
+            start: Called before each segment with B, B and its length, as `Capture.start`.
+
+        Returns:
+            Answer logits z [B, r], float32, of the first place of every prompt, of the second, and so on. Prompts with
+            fewer places repeat their last.
+        """
+        # loaded late, because it takes a second
+        from transformers import DynamicCache
+
+        ids, _, _ = self._pad(prompts)
+        rounds = max(map(len, places))
+        asked = torch.tensor([[*own, *own[-1:] * (rounds - len(own))] for own in map(list, places)])
+        cache, found = DynamicCache(), []
+        for begin in range(0, ids.shape[1], SEGMENT):
+            part = ids[:, begin : begin + SEGMENT]
+            here = torch.unique(asked[(asked >= begin) & (asked < begin + SEGMENT)])
+            start(len(ids), *part.shape)
+            # padding is on the right, so that what is causal needs no mask
+            wanted = (here - begin).to(ids.device).expand(len(ids), -1)
+            logits = self._forward(part, wanted, None, past_key_values=cache)
+            found.append({place: self._chosen(logits[:, n]) for n, place in enumerate(here.tolist())})
+        return [
+            torch.stack([found[place // SEGMENT][place][row] for row, place in enumerate(column)])
+            for column in asked.T.tolist()
+        ]
+
+    @torch.no_grad()
+    def surprise(self, tokens: Sequence[int], places: Sequence[int]) -> tuple[list[float], list[float]]:
+        """How hard tokens of a text are to predict from what stands before them.
+
+        Args:
+            tokens: Token ids of the text.
+            places: Which of them, n; not the first one.
+
+        Returns:
+            Loss of each [n], and entropy of what may stand there [n], in nats.
+        """
+        ids, _, _ = self._pad([tokens])
+        chosen = torch.tensor([places], device=ids.device)
+        log_p = self._forward(ids, chosen - 1, None)[0].float().log_softmax(1)
+        loss = -log_p.gather(1, ids[0, chosen[0], None])[:, 0]
+        return loss.tolist(), (-(log_p.exp() * log_p).sum(1)).tolist()
+
+    def goes_along(self, prompt: Sequence[int]) -> bool:
+        """Whether `logits_along` gives the logits of the prompt alone: not every model has a cache that can do that."""
+        if self.answers.kind not in ("tokens", "vocabulary"):
+            return False
+        try:
+            with torch.no_grad():
+                (along,) = self.logits_along([prompt], [[len(prompt) - 1]], lambda *_: None)
+                alone = self.logits([prompt])[0]
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):  # models without such a cache
+            return False
+        error = float((along - alone).abs().max() / alone.abs().max().clamp_min(1))
+        return error < TREE_TOLERANCE[self.model.config.dtype]
 
     def _bias(self, seen: torch.Tensor) -> torch.Tensor:
         """What attention adds to its scores, [B, 1, T, S]: nothing where `seen` [B, T, S], or else the least number."""

@@ -15,6 +15,7 @@ from npeff.explore.themes import Themes
 from npeff.perturb.records import Results
 from npeff.perturb.statistics import Interval
 from npeff.share.hub import HUB_ID
+from npeff.store.examples import shown_texts
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
 from npeff.utils.configs import read_record
@@ -98,7 +99,7 @@ def _rate(rate: Rate | None) -> str:
 def _components(run: Run, analysis: Analysis) -> str:
     """Some components with their themes and a few top examples; those that have a theme first."""
     themes = Themes(run, analysis.name).current()
-    texts, predictions = run.table["text"], run.table["prediction_text"]
+    texts, predictions = shown_texts(run.table), run.table["prediction_text"]
     named = [component for component in analysis.component if component.number in themes]
     others = [component for component in highlights(analysis.component) if component.number not in themes]
     blocks: list[str | Table] = [f"The decomposition is {_inline(analysis.name)}."]

@@ -13,6 +13,11 @@ import pyarrow.compute as pc
 from npeff.tasks.config import FIELD
 from npeff.utils.types import Array
 
+_MEASURED = ("loss", "entropy")
+PLACE = ("chunk", "position", *_MEASURED)
+"""Of positions of documents: first character of the chunk, tokens before the position; loss and entropy in nats as they
+were when it was chosen, known up to rounding."""
+
 
 def usable(table: pa.Table) -> Array:
     """Which examples were not set aside, bool [m]. An example is set aside if one of its values was not finite."""
@@ -37,6 +42,14 @@ def label_texts(table: pa.Table, labels: Sequence[str]) -> list[str | None]:
     ]
 
 
+def shown_texts(table: pa.Table, length: int = 80) -> pa.ChunkedArray:
+    """What lists of examples show: texts; of a position, so many characters before it, and the token that follows."""
+    if "position" not in table.column_names:
+        return table["text"]
+    tails = pc.utf8_slice_codeunits(table["text"], -length, None)
+    return pc.binary_join_element_wise(tails, "»", table["answer"], "«", "")
+
+
 def accuracy(table: pa.Table, labels: Sequence[str]) -> float | None:
     """Share of right predictions among usable examples with a label; None without such, or where answers are open."""
     known = table.filter(pc.and_(table["label"].is_valid(), pc.is_null(table["set_aside"])))
@@ -57,13 +70,13 @@ def encode(values: pa.ChunkedArray) -> tuple[Array, list[str]]:
 
 def inputs_of(examples: pa.Table) -> pa.Table:
     """The columns that a collection starts from, without those that it found."""
-    asked = {"source_row", "text", "label", "answer"}
+    asked = {"source_row", "text", "label", "answer", *PLACE}
     return examples.select([name for name in examples.column_names if name in asked or name.startswith(FIELD)])
 
 
 def inputs_hash(examples: pa.Table) -> str:
     """Hash of what is asked: texts, labels, answers and fields."""
     digest = hashlib.sha256()
-    for name in sorted(examples.column_names):
+    for name in sorted(set(examples.column_names) - set(_MEASURED)):
         digest.update(json.dumps([name, examples[name].to_pylist()], ensure_ascii=False).encode())
     return digest.hexdigest()

@@ -7,7 +7,7 @@ from typing import Literal
 
 from npeff.utils.errors import UserError
 
-BUILTIN: tuple[str, ...] = ("reviews", "sst2", "yat", "clinc150", "triviaqa")
+BUILTIN: tuple[str, ...] = ("reviews", "sst2", "yat", "clinc150", "triviaqa", "corpus")
 
 FIELD = "field:"
 """Columns of an example table that hold what the prompt names beside the text begin with this."""
@@ -18,9 +18,9 @@ class DataConfig:
     """Which examples to use."""
 
     task: str = "reviews"
-    """Built-in task (reviews, sst2, yat, clinc150, triviaqa) or the path of a task file."""
+    """Built-in task (reviews, sst2, yat, clinc150, triviaqa, corpus) or the path of a task file."""
     data: str | None = None
-    """File (JSONL, CSV, TSV, Parquet) or Hub id, instead of the task's own data."""
+    """File (JSONL, CSV, TSV, Parquet; documents also as plain text) or Hub id, instead of the task's own data."""
     data_config: str | None = None
     """Configuration of a data set on the Hub."""
     split: str | None = None

