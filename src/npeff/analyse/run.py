@@ -142,6 +142,8 @@ def read_examples(run: Run) -> tunings.Examples:
         codes, texts = table["prediction"].to_numpy().astype(np.int64), names
     else:
         codes, texts = encode(table["prediction_text"])
+    if "position" in table.column_names:  # the token that comes next
+        labels, names = encode(table["answer"])
     return tunings.Examples(
         predictions=tunings.Classes(codes, texts),
         labels=tunings.Classes(labels, names),

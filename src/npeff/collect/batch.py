@@ -35,7 +35,8 @@ class Collector:
         self.config, self.model, self.selection, self.sketch = config, model, selection, sketch
         self.answer_model = AnswerModel(model, answers, config.share_prompt)
         self._most_rows = most_rows(config.directions, self.answer_model.count)
-        self._goes_along: bool | None = None  # not known before there is a prompt to try
+        self.shares_prompts: bool | None = None
+        """Whether prompts that begin one another may; not known before there is one to try."""
 
     def batches(self, prompts: Sequence[Sequence[int]], budget: int, shared: bool = False) -> Iterator[list[int]]:
         """Put prompts of similar length together.
@@ -73,9 +74,9 @@ class Collector:
                 chains[-1].append(i)
             else:
                 chains.append([i])
-        if self._goes_along is None and len(chains) < len(prompts):
-            self._goes_along = self.answer_model.goes_along(prompts[max(chains, key=len)[-1]])
-        return chains if self._goes_along else [[i] for i in range(len(prompts))]
+        if self.shares_prompts is None and len(chains) < len(prompts):
+            self.shares_prompts = self.answer_model.goes_along(prompts[max(chains, key=len)[-1]])
+        return chains if self.shares_prompts else [[i] for i in range(len(prompts))]
 
     def collect(self, prompts: Sequence[Sequence[int]], examples: list[int]) -> dict[str, torch.Tensor]:
         """Everything about a batch of prompts.
@@ -88,7 +89,7 @@ class Collector:
             Tensors on the CPU, for k rows of which an example uses the first `rank`: rows [B, k, p] and gradient [B, p]
             at unit norm; pef_norm (norm of the per-example Fisher), gradient_norm, kept, probability [B]; rank,
             prediction, set_aside [B] (set aside: something was not finite); activation [B, d]; probabilities [B, r], or
-            for the vocabulary the leading top_probabilities and top_tokens [B, 8]; where the rank was reduced, mixture
+            for open answers the leading top_probabilities and top_tokens [B, 8]; where the rank was reduced, mixture
             [B, k, most directions], which turns directions into those of the rows.
         """
         config, chains = self.config, self._chains(prompts)
@@ -138,7 +139,7 @@ class Collector:
     def _probabilities(self, p: torch.Tensor) -> dict[str, torch.Tensor]:
         probability, prediction = p.max(1)
         collected = {"prediction": prediction.int(), "probability": probability}
-        if self.answer_model.answers.kind == "vocabulary":
+        if self.answer_model.answers.kind in ("vocabulary", "generated"):
             top = p.topk(min(TOP_TOKENS, p.shape[1]), dim=1)
             return collected | {"top_probabilities": top.values, "top_tokens": top.indices.int()}
         return collected | {"probabilities": p}

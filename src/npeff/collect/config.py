@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import tyro
 
-from npeff.models.config import ModelConfig, ModelOptions
+from npeff.models.config import ModelConfig, ModelOptions, SamplesConfig
 from npeff.tasks.config import DataConfig
 from npeff.utils.errors import UserError
 
@@ -110,6 +110,7 @@ class CollectConfig:
     directions: DirectionsConfig = field(default_factory=DirectionsConfig)
     sketch: SketchConfig = field(default_factory=SketchConfig)
     positions: PositionsConfig = field(default_factory=PositionsConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
     fisher: bool = True
     """Keep the rows of the per-example Fishers (NPEFF)."""
     gradient: bool = True

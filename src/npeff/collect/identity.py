@@ -38,7 +38,8 @@ def identity_of(config: CollectConfig, task: Task, model: LoadedModel, before: B
     values["model"].pop("device_map")
     values["model"].pop("tensor_parallel")
     values["data"].pop("chat")  # the task says it
-    for name in (*_HOW, *(() if task.positions else ("positions",))):
+    unused = {"positions": not task.positions, "samples": task.answers != "generated"}
+    for name in (*_HOW, *(name for name, without in unused.items() if without)):
         values.pop(name)
     prefix, turns = before
     chat = AskedChat(Prompts(task, model.tokenizer).describe(before), list(turns)) if task.is_chat else None

@@ -41,13 +41,17 @@ _UNSTABLE = "whose context alone is split into other tokens"
 _DUPLICATE = "with the context and target of an earlier one"
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
+    """A part of a document."""
+
     order: int
+    """What it is shuffled by."""
     row: int
     """Number of its document in the data."""
     start: int
     """Character of the document that it begins with."""
     text: str
+    """The part itself."""
 
 
 def choose_positions(answer_model: AnswerModel, config: CollectConfig, documents: Reader) -> Dataset:
@@ -67,7 +71,7 @@ def choose_positions(answer_model: AnswerModel, config: CollectConfig, documents
     chooser, limit = _Chooser(answer_model, config), config.data.limit or LIMIT
     found: list[dict[str, Any]] = []
     with progress(total=limit, unit="ex", desc="Choosing positions", active=rank() == 0) as bar:
-        for chunk in _chosen_chunks(config, documents, max(64, CHUNKS * limit)):
+        for chunk in chosen_chunks(config, documents, max(64, CHUNKS * limit)):
             new = list(islice(chooser.positions(chunk), limit - len(found)))
             found += new
             bar.update(len(new))
@@ -82,11 +86,20 @@ def choose_positions(answer_model: AnswerModel, config: CollectConfig, documents
     return Dataset(table, dropped=(*documents.dropped(), *left_out), notes=(*few, loss))
 
 
-def _chosen_chunks(config: CollectConfig, documents: Reader, most: int) -> Iterator[_Chunk]:
-    """The first chunks or, if the config says so, random ones; `most` of them are in memory."""
+def chosen_chunks(config: CollectConfig, documents: Reader, most: int) -> Iterator[Chunk]:
+    """Read documents, and choose chunks of them.
+
+    Args:
+        config: Their length, and the seed of the order; without one, they come as they stand in the data.
+        documents: What to read; if there is a seed, to its end.
+        most: How many to choose, and to hold in memory, at most.
+
+    Yields:
+        The chunks.
+    """
     seed = config.data.shuffle_seed
     chunks = (
-        _Chunk(_hash(seed, row["source_row"], start), row["source_row"], start, text)
+        Chunk(_hash(seed, row["source_row"], start), row["source_row"], start, text)
         for row in documents.examples()
         for start, text in _cut(row["text"], config.positions.chunk)
     )
@@ -120,7 +133,7 @@ class _Chooser:
         self.chunks = self._longest = self._looked = 0
         self._losses = [np.inf, -np.inf]
 
-    def positions(self, chunk: _Chunk) -> Iterator[dict[str, Any]]:
+    def positions(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """The examples of a chunk, in the order of its tokens."""
         ids = encode(self._tokenizer, chunk.text)[: self._model.model.context]
         self.chunks, self._longest = self.chunks + 1, max(self._longest, len(ids))
@@ -142,7 +155,7 @@ class _Chooser:
                 own = {"source_row": chunk.row, "chunk": chunk.start, "position": places[i], "text": contexts[i]}
                 yield {**own, **values, "answer": decode([ids[places[i]]])}
 
-    def _candidates(self, chunk: _Chunk, length: int) -> list[int]:
+    def _candidates(self, chunk: Chunk, length: int) -> list[int]:
         asked = self._config.positions
         if asked.per_chunk is None:
             return [place for place in range(LEAST, length) if place % asked.every == 0]
