@@ -24,7 +24,6 @@ from npeff.collect.config import CollectConfig, DirectionsConfig, PositionsConfi
 from npeff.collect.estimate import peak_memory
 from npeff.collect.positions import chosen_chunks
 from npeff.collect.run import collect
-from npeff.collect.session import open_examples
 from npeff.collect.sketch.make import make_sketch
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import HOLDOUT, DecomposeConfig, Method
@@ -36,7 +35,7 @@ from npeff.models.prompts import encode
 from npeff.models.select import select_parameters
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
-from npeff.tasks.data import load_dataset
+from npeff.tasks.data import load_dataset, load_documents
 from npeff.tasks.task import load_task
 from npeff.utils.types import Array
 
@@ -167,7 +166,7 @@ def memory_ratio(folder: Path) -> float:
             for _ in range(megabytes * 2**20 // len(line)):
                 file.write(line)
         config = CollectConfig("", DataConfig("corpus", str(path), limit=EXAMPLES, shuffle_seed=0))
-        drawn = list(chosen_chunks(config, open_examples(load_task("corpus"), config.data), EXAMPLES))
+        drawn = list(chosen_chunks(config, load_documents(load_task("corpus"), config.data), EXAMPLES))
         assert len(drawn) == EXAMPLES
         path.unlink()
         peaks.append(peak_memory(torch.device("cpu")))

@@ -78,6 +78,9 @@ def demo(config: DemoConfig | None = None) -> Path:
 
     Returns:
         Path of the page.
+
+    Raises:
+        UserError: There is no such demo.
     """
     config = config or DemoConfig()
     count = config.examples or _examples_from_environment()

@@ -138,7 +138,8 @@ def test_a_run_keeps_and_shows_what_was_written(config, tmp_path, capsys):
     assert main(["probe", config.run, text]) == 0  # sampled again, and the same
     assert f"{run.table['prediction_text'][4].as_py().strip()} (" in capsys.readouterr().out
     site = export_site(run, tmp_path / "site").parent
-    block = json.loads(next((site / "examples").iterdir()).read_text().split("=", 1)[1].rstrip(";\n"))
+    script = (site / "data" / "examples" / "0.js").read_text()
+    block = json.loads(script[script.index("{") : script.rindex("}") + 1])
     for text in run.table["written"][2].as_py():
         assert text.strip() in block["fields"]["written"][2]
 

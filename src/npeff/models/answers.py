@@ -122,11 +122,12 @@ class AnswerSet:
             continuations: Token ids of each, all different.
             tokenizer: The model's, for their names.
         """
-        assert isinstance(self.names, list)
-        assert isinstance(self.tokens, list)
-        self.written[tuple(prompt)] = range(len(self.tokens), len(self.tokens) + len(continuations))
-        self.tokens += [tuple(ids) for ids in continuations]
-        self.names += [tokenizer.decode(list(ids)) for ids in continuations]
+        names, tokens = self.names, self.tokens
+        assert isinstance(names, list)
+        assert isinstance(tokens, list)
+        self.written[tuple(prompt)] = range(len(tokens), len(tokens) + len(continuations))
+        tokens.extend(tuple(ids) for ids in continuations)
+        names.extend(tokenizer.decode(list(ids)) for ids in continuations)
 
 
 def resolve_answers(task: Task, tokenizer: Any, samples: SamplesConfig | None = None) -> AnswerSet:
@@ -275,7 +276,14 @@ class AnswerModel:
             )
 
     def sequences(self, prompts: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """(batch, tokens) that the network sees for these prompts."""
+        """What the network sees.
+
+        Args:
+            prompts: Token ids of B prompts.
+
+        Returns:
+            Number and length of the sequences.
+        """
         if self.answers.kind == "generated":
             return self._with_own(prompts[0]).sequences(prompts)
         length = max(map(len, prompts))
@@ -399,7 +407,14 @@ class AnswerModel:
         return loss.tolist(), (-(log_p.exp() * log_p).sum(1)).tolist()
 
     def goes_along(self, prompt: Sequence[int]) -> bool:
-        """Whether `logits_along` gives the logits of the prompt alone: not every model has a cache that can do that."""
+        """Whether `logits_along` gives the logits of a prompt alone: not every model has a cache that can do that.
+
+        Args:
+            prompt: Token ids.
+
+        Returns:
+            Whether it does, up to rounding.
+        """
         if self.answers.kind not in ("tokens", "vocabulary"):
             return False
         try:

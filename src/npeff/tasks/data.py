@@ -131,7 +131,14 @@ class Reader:
         self._shown: list[str] = []
 
     def table(self) -> pa.Table:
-        """All usable rows. They become Arrow in chunks: a million never exist as Python objects at once."""
+        """All usable rows. They become Arrow in chunks: a million never exist as Python objects at once.
+
+        Returns:
+            One line per row.
+
+        Raises:
+            UserError: None is usable, or the column of labels that was asked for is missing.
+        """
         types = {"source_row": pa.int64(), "text": pa.string(), "label": pa.int32(), "answer": pa.string()}
         schema = pa.schema(types | dict.fromkeys(_identity(self._task), pa.string()))
         examples = self.examples()
@@ -149,7 +156,14 @@ class Reader:
         return [f"{self._bad} bad examples ({'; '.join(self._shown)}{more})"] if self._bad else []
 
     def notes(self, table: pa.Table) -> list[str]:
-        """What people should know who expect that their data have labels."""
+        """What people should know who expect that their data have labels.
+
+        Args:
+            table: What `table` gave.
+
+        Returns:
+            Sentences.
+        """
         if table[self._task.gold].null_count < len(table):
             return []
         if self._label_column is not None:
@@ -171,7 +185,14 @@ class Reader:
         return name
 
     def examples(self) -> Iterator[Row]:
-        """Number in the data, text, label or answer, and fields of every usable row. To be called once."""
+        """Read the usable rows; to be called once.
+
+        Yields:
+            Number in the data, text, label or answer, and fields of a row.
+
+        Raises:
+            UserError: A row is not usable, and bad examples are not to be dropped.
+        """
         wanted = {self._text_column, *self._label_columns, *self._task.fields, *self._undeclared}
         for number, row in self.source.rows(wanted):
             try:
