@@ -23,7 +23,7 @@ def test_rules_of_scaling() -> None:
     half = runs(0.5).setup(paper)
     assert (half.examples, half.model, half.sketch, half.solver) == (30_000, paper.model, "sparse", "paper")
     small = runs(0.04).setup(paper)
-    assert (small.examples, small.model, small.sketch, small.solver) == (2400, EMBEDDED, "kron", "als")
+    assert (small.examples, small.model, small.sketch, small.solver) == (2400, EMBEDDED, "blocks", "als")
     settled = runs(0.04).settle(paper, small, 2400)
     assert settled.components == 102
     assert settled.joint_rate == pytest.approx(3e-4 * 25)
