@@ -64,9 +64,8 @@ __all__ += ["collect_run", "open_run", "pull_run", "push_run"]
 __all__ += ["decompose_run", "open_decomposition"]
 __all__ += ["analyse_run", "compare_run", "list_components", "list_examples", "probe_texts", "stability_run"]
 __all__ += ["sweep_run", "top_examples"]
-__all__ += ["lift_component", "perturb_components"]
 __all__ += ["casestudy_component", "explain_components", "find_components", "name_components", "weigh_words"]
-__all__ += ["diff_runs", "hold_component", "steer_text"]
+__all__ += ["diff_runs", "hold_component", "lift_component", "perturb_components", "steer_text"]
 
 T = TypeVar("T")
 AnyPath = str | os.PathLike[str]

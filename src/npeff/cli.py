@@ -297,7 +297,8 @@ def _lines(kind: Any, group: str = "") -> Iterator[_Line]:
             value = _value(hint, field.name.upper())
             yield _Line((), value if field.default is dataclasses.MISSING else f"[{value}]", text, group)
             continue
-        names, value = ((option, f"--no-{option[2:]}"), "") if hint is bool else ((option,), _value(hint))
+        names = (option, f"--no-{option[2:]}") if hint is bool else (option,)
+        value = "" if bool in (hint, *typing.get_args(hint)) else _value(hint)
         yield _Line(names, value, f"{text} (default: {default})" if default else text, group)
 
 
