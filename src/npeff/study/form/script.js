@@ -45,9 +45,13 @@ function restore() {
   }
 }
 
-function keep() {
+function count() {
   const done = kit.groups.filter((group) => state.answers[group.number].theme).length;
   $("progress").textContent = `${done} of ${kit.groups.length} answered`;
+}
+
+function keep() {
+  count();
   try {
     localStorage.setItem(place, JSON.stringify(state));
     $("saved").textContent = "(kept in this browser)";
@@ -159,7 +163,7 @@ function start() {
       key("j"), " ", key("k"), " next and previous, ", key("Esc"), " leaves a field."),
     ...kit.groups.map(card));
   mark(0);
-  keep();
+  count(); // not keep(): a page that could not read what was kept must not write over it
   document.addEventListener("keydown", keys);
   $("download").addEventListener("click", download);
 }
