@@ -36,10 +36,9 @@ class MakeConfig(Record):
     Without it the samples are invented texts."""
     sample_theme: str | None = None
     """The theme of --sample-component in a few words."""
-    font: str | None = None
-    """TrueType font of the PDF, for texts that DejaVu Sans cannot show, such as Chinese."""
 
     common: ClassVar[tuple[str, ...]] = ("decomposition", "groups", "forms", "about")
+    removed: ClassVar[dict[str, str]] = {"font": "forms are web pages, which show every script."}
 
     def __post_init__(self) -> None:
         if self.groups < 2 or self.forms < 1 or self.size < 2:
@@ -131,7 +130,7 @@ class ScoreConfig(Record):
     kit: tyro.conf.Positional[str]
     """Directory of the kit, with its key."""
     forms: tyro.conf.Positional[tuple[str, ...]]
-    """Filled forms: PDF, JSON (from the page or from a judge), or CSV with group, answer and theme."""
+    """Filled forms: JSON (from the page or from a judge), or CSV with group, answer and theme."""
     save_themes: str | None = None
     """Run directory whose components get the themes."""
 

@@ -1,8 +1,8 @@
 """A kit is a directory: what annotators see, and apart from it the key that says which group is which.
 
-Beside it, `Sheet`: what an annotator answered, read from a filled PDF, from the page's download, or from a CSV file.
+Beside it, `Sheet`: what an annotator answered, read from the page's download, or from a CSV file.
 
-KIT/form.pdf, form.html    the form (form-1.pdf, form-2.pdf, ... where there are several)
+KIT/form.html              the form (form-1.html, form-2.html, ... where there are several)
 KIT/groups.json            what the forms show, for programs: a `Kit`
 KIT/key/key.json           which component each group is from, and how the kit was made: a `Key`
 """
@@ -167,15 +167,6 @@ def _read(kind: type[Kept], file: Path, absent: str) -> Kept:
     return record
 
 
-def check_pdf_libraries() -> None:
-    """Say what to install if the libraries for PDF are not there."""
-    try:
-        import pypdf  # noqa: F401
-        import reportlab  # noqa: F401
-    except ImportError as error:
-        raise UserError("PDF forms need reportlab and pypdf: pip install 'npeff[study]'.") from error
-
-
 # --- what annotators answered -----------------------------------------------------------------------------------------
 
 
@@ -251,7 +242,7 @@ def read_sheet(path: Path, kit: Kit) -> Sheet:
     """Read one filled form.
 
     Args:
-        path: PDF, JSON or CSV file.
+        path: JSON or CSV file.
         kit: The kit that it answers.
 
     Returns:
@@ -263,12 +254,7 @@ def read_sheet(path: Path, kit: Kit) -> Sheet:
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     who, source, kind = "", PERSON, path.suffix.lower()
-    if kind == ".pdf":
-        check_pdf_libraries()
-        from npeff.study.pdf import read_form
-
-        who, rows = read_form(path, kit.id)
-    elif kind == ".json":
+    if kind == ".json":
         sheet = read_record(Sheet, path)
         if sheet.kit != kit.id or sheet.format != FORMAT:
             raise UserError(f"{path} answers kit {sheet.kit[:20]} (format {sheet.format}), not this one ({kit.id}).")
@@ -277,7 +263,7 @@ def read_sheet(path: Path, kit: Kit) -> Sheet:
     elif kind == ".csv":
         rows = _csv_rows(path)
     else:
-        raise UserError(f"{path} is not a filled form: give PDF, JSON (from the page or a judge) or CSV files.")
+        raise UserError(f"{path} is not a filled form: give JSON (from the page or a judge) or CSV files.")
     for text, place in ((who, "who"), (source, "source"), *((words, "words") for _, _, words in rows)):
         if len(text) > LONGEST[place]:
             raise UserError(f"{path}: {text[:40]!r}... is too long; it may have at most {LONGEST[place]} characters.")

@@ -25,9 +25,9 @@ from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask
 from npeff.study.config import MakeConfig
-from npeff.study.kit import GROUPS, KEY, Group, Key, KeyEntry, Kit, Sample, check_pdf_libraries
+from npeff.study.kit import GROUPS, KEY, Group, Key, KeyEntry, Kit, Sample
 from npeff.tasks.config import FIELD
-from npeff.utils import UserError, from_dict, read_object, to_dict, whole_file, write_record, write_text
+from npeff.utils import UserError, from_dict, read_object, to_dict, write_record, write_text
 
 LONGEST = 700
 """Characters of a text that are shown."""
@@ -50,7 +50,6 @@ def make(config: MakeConfig) -> Path:
     Returns:
         Directory of the kit.
     """
-    check_pdf_libraries()
     run = Run.open(config.run)
     names = list(config.decomposition) or [choose_decomposition(run.path)]
     about = config.about or about_task(run.manifest.task)
@@ -63,10 +62,10 @@ def make(config: MakeConfig) -> Path:
     options = {option: value for option, value in to_dict(config).items() if option != "out"}
     key = Key(kit.id, run.fingerprint, tensors, tuple(entry for _, entry in dealt), options)
     out = Path(config.out)
-    _write(out, kit, key, config.font)
+    _write(out, kit, key)
     forms = f"{len(kit.forms)} form{'s' * (len(kit.forms) > 1)}"
     print(f"{len(groups)} groups of {config.size} texts in {forms}, about {' and '.join(names)}, in {out}")
-    print(f"Hand out the PDF or the page. Keep {out / KEY} to yourself; `npeff study score {out} FORM ...` uses it.")
+    print(f"Hand out {out}/*.html. Keep {out / KEY} to yourself; `npeff study score {out} FORM ...` uses it.")
     return out
 
 
@@ -278,19 +277,14 @@ def render(kit: Kit, form: int) -> str:
     return page.replace("@DATA@", data)  # last: nothing is replaced in them
 
 
-def _write(out: Path, kit: Kit, key: Key, font: str | None) -> None:
+def _write(out: Path, kit: Kit, key: Key) -> None:
     """Write all files. groups.json comes first: what was not finished is known again and completed by the next call."""
-    from npeff.study import pdf
-
     if out.is_dir() and any(out.iterdir()):
         old = read_object(out / GROUPS) if (out / GROUPS).is_file() else {}
         if old.get("kit") != kit.id:
             raise UserError(f"{out} holds something else than this kit. Choose a new directory.")
-    face = pdf.load_font(font)
     write_record(out / GROUPS, replace(kit, kit=kit.id))
     write_record(out / KEY, key)
     write_text((out / KEY).with_name("README.txt"), NOTE)
     for form in kit.forms:
         write_text(out / f"{kit.form_name(form)}.html", render(kit, form))
-        with whole_file(out / f"{kit.form_name(form)}.pdf") as file:
-            pdf.write_form(file, kit, form, face)
