@@ -259,7 +259,9 @@ def read_sheet(path: Path, kit: Kit) -> Sheet:
         if sheet.kit != kit.id or sheet.format != FORMAT:
             raise UserError(f"{path} answers kit {sheet.kit[:20]} (format {sheet.format}), not this one ({kit.id}).")
         who, source = sheet.who, sheet.source
-        rows = [(str(number), answer.theme, answer.words) for number, answer in sheet.answers.items()]
+        rows: list[tuple[str, str, str]] = [
+            (str(number), answer.theme, answer.words) for number, answer in sheet.answers.items()
+        ]
     elif kind == ".csv":
         rows = _csv_rows(path)
     else:
