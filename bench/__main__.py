@@ -33,7 +33,7 @@ def main() -> int:
     if data is not None and not data.is_dir():
         print(f"NPEFF_BENCH_DATA names {data}, which is no folder.", file=sys.stderr)
         return 2
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     results = {entry["name"]: entry for entry in (json.loads(LATEST.read_text()) if LATEST.is_file() else [])}
     for group in chosen:
         for entry in importlib.import_module(f"bench.{group}").benchmarks(data):
