@@ -6,7 +6,7 @@ C is the number of components. All of it is plain JSON values; nothing here need
 from typing import Any, ClassVar, Literal
 
 from npeff.decompose.config import Method
-from npeff.utils.configs import Record
+from npeff.utils import Record
 
 Kind = Literal["prediction", "label", "lnp"]
 """Ways of being tuned: to a prediction, to a label, to a label but not to a prediction ("LnP")."""
