@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npeff import cli
 from npeff.analyse.config import StabilityConfig
 from npeff.analyse.records import Level, Split, Stability
 from npeff.analyse.stability import grow_tree, stability, tree_markdown, write
 from npeff.decompose.config import Method
 from npeff.decompose.methods import load
 from npeff.store.run import Run
-from npeff.utils.configs import read_record, to_dict
+from npeff.utils.configs import from_options, read_record, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
 from tests.synthetic import make_run
@@ -68,39 +67,12 @@ def test_what_other_options_have_drawn_goes(run: Run) -> None:
     assert {path.suffix for path in directory.glob("seeds.*")} == {".csv"}
 
 
-def test_other_runs_of_the_same_examples(run: Run, tmp_path: Path) -> None:
-    texts = [f"text {i}" for i in range(80)]
-    same = make_run(tmp_path / "same", texts)
-    other = make_run(tmp_path / "other", texts, seed=1)
-    config = StabilityConfig(str(run.path), (4,), seeds=(0, 1), against=(str(same.path), str(other.path)), top=6)
-    first, second = stability(config).against
-    assert first.best == pytest.approx(1)
-    assert first.differs == {}
-    assert second.differs == {"seed": [0, 1]}
-    plain = []
-    for seed in (0, 1):
-        W, V = (load(each.path / f"decompositions/npeff-4-{seed}").coefficients.numpy() for each in (run, other))
-        cosines = np.abs(W.T @ V) / np.linalg.norm(W, axis=0)[:, None] / np.linalg.norm(V, axis=0)
-        plain.append(np.mean([*cosines.max(0), *cosines.max(1)]))
-    assert second.best_pairs == pytest.approx(plain, abs=1e-5)
-    assert second.best < 0.9
-    text = (run.path / "stability/npeff/stability.md").read_text()
-    assert "| seed: 0 → 1 |" in text
-    assert "| nothing |" in text
-
-
-def test_a_run_of_other_examples_is_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = make_run(tmp_path / "other", [f"text {i}" for i in reversed(range(80))])
-    assert cli.main(["stability", str(run.path), "--against", str(other.path)]) == 2
-    assert "in another order: their coefficients cannot be compared" in capsys.readouterr().err
-    assert not (run.path / "decompositions").exists()
-
-
 def test_options() -> None:
     for options in ({"seeds": ()}, {"seeds": (1, 1)}, {"seeds": (1,), "components": (5,)}, {"top": 1}):
         with pytest.raises(UserError):
             StabilityConfig("run", **options)  # type: ignore[arg-type]
-    StabilityConfig("run", seeds=(1,), components=(5,), against=("other",))
+    with pytest.raises(UserError, match="npeff diff RUN OTHER"):
+        from_options(StabilityConfig, {"run": "run", "against": ("other",)})
 
 
 def test_counts_are_chosen_from_the_number_of_examples(run: Run) -> None:
@@ -128,7 +100,7 @@ def by_hand() -> Stability:
         parent=[0, 1, 0, None],
         similarity=[0.3, 0.9, 0.8, 0.0],
     )
-    return Stability("0", "run", {"seeds": [0]}, seeds=[], splits=[split], levels=levels, against=[])
+    return Stability("0", "run", {"seeds": [0]}, seeds=[], splits=[split], levels=levels)
 
 
 def test_the_tree_by_hand(tmp_path: Path) -> None:

@@ -198,15 +198,15 @@ class Analysis(Summary, kw_only=True):
 # --- stability ----------------------------------------------------------------------------------------------------
 
 
-class Similarity(Record, kw_only=True):
-    """How alike pairs of decompositions of the same examples are."""
+class SeedSimilarity(Record, kw_only=True):
+    """How alike the decompositions of several seeds are."""
 
     components: int
     """Components of each decomposition."""
     pairs: int
     """Number of pairs."""
     coefficients: float | None
-    """Mean |cos| of coefficients of matched components, mean over pairs; None without pairs."""
+    """Mean |cos| of coefficients of matched components, mean over pairs of seeds; None without pairs."""
     coefficients_deviation: float | None
     """Its standard deviation over pairs."""
     coefficients_pairs: list[float]
@@ -217,26 +217,12 @@ class Similarity(Record, kw_only=True):
     """Its standard deviation over pairs."""
     best_pairs: list[float]
     """Its value for each pair."""
-
-
-class SeedSimilarity(Similarity, kw_only=True):
-    """How alike the decompositions of several seeds are."""
-
     pseudo_fishers: float | None
     """Mean |cos| of pseudo-Fisher vectors of components that are matched by them, mean over pairs of seeds."""
     pseudo_fishers_deviation: float | None
     """Its standard deviation over pairs."""
     pseudo_fishers_pairs: list[float]
     """Its value for each pair."""
-
-
-class RunSimilarity(Similarity, kw_only=True):
-    """How alike the decompositions of two runs of the same examples are, over seeds."""
-
-    against: str
-    """Directory of the other run."""
-    differs: dict[str, list[Any]]
-    """What differs between the runs: setting → its value here and there."""
 
 
 class Split(Record):
@@ -274,7 +260,7 @@ class Level(Record):
 
 
 class Stability(Record):
-    """Whether other seeds, counts and runs find the same components (stability.json)."""
+    """Whether other seeds and counts find the same components (stability.json)."""
 
     npeff: str
     """Version that wrote it."""
@@ -288,5 +274,3 @@ class Stability(Record):
     """One for each two numbers of components."""
     levels: list[Level]
     """One for each number of components, ascending; none if there is only one."""
-    against: list[RunSimilarity]
-    """One for each other run and number of components."""

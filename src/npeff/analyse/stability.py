@@ -1,4 +1,4 @@
-"""`npeff stability`: is the same found again with other seeds, other numbers of components, other collections?"""
+"""`npeff stability`: is the same found again with other seeds and other numbers of components?"""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import torch
 
 from npeff.analyse import matching
 from npeff.analyse.config import StabilityConfig
-from npeff.analyse.records import AnalysisOptions, Level, RunSimilarity, SeedSimilarity, Similarity, Split, Stability
+from npeff.analyse.records import AnalysisOptions, Level, SeedSimilarity, Split, Stability
 from npeff.analyse.report import draw_by_count
 from npeff.analyse.run import analyse_one
-from npeff.collect.identity import brief, changes
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import DecomposeConfig, suggest_components, suggest_fitted
 from npeff.decompose.run import common_holdout, decompose
-from npeff.store.examples import shown_texts, whole_texts
+from npeff.store.examples import shown_texts
 from npeff.store.layout import STABILITY
 from npeff.store.run import Run
-from npeff.utils import UserError, __version__, remove_partials, replace, shorten, to_dict, write_record, write_text
+from npeff.utils import __version__, remove_partials, replace, shorten, to_dict, write_record, write_text
 from npeff.utils.report import Cell, Column, Table, as_literal, draw_figure, new_figure, write_figure, write_report
 
 _TITLES = {"coefficients": "coefficients W", "pseudo_fishers": "pseudo-Fishers G", "best": "best, by coefficients"}
@@ -36,7 +35,6 @@ _READABLE = 0.1
 """Inches below which components are drawn without their text."""
 _CLASSES = 9
 """Classes with a colour of their own."""
-Pairs = Sequence[tuple[Decomposition, Decomposition]]
 
 
 def stability(config: StabilityConfig) -> Stability:
@@ -49,7 +47,6 @@ def stability(config: StabilityConfig) -> Stability:
         What stability.json holds.
     """
     run = Run.open(config.run)
-    others = [_open_other(run, path) for path in config.against]
     if not config.components:
         usual = suggest_components(suggest_fitted(int(run.usable.sum())))
         config = replace(config, components=tuple(sorted({max(2, usual // 4), usual})))
@@ -63,22 +60,10 @@ def stability(config: StabilityConfig) -> Stability:
         seeds=seeds,
         splits=[_split(coarse, fine) for coarse, fine in combinations(levels, 2)],
         levels=[level for level, _ in levels],
-        against=[_against(config, run, other, count) for other in others for count in counts],
     )
     directory = run.path / STABILITY / config.method
     print(f"\n{write(directory, result)}\nin {directory}")
     return result
-
-
-def _open_other(run: Run, path: str) -> Run:
-    """A run to compare with, after a check that it is of the same examples."""
-    other = Run.open(path)
-    if not whole_texts(run.table).equals(whole_texts(other.table)):
-        raise UserError(
-            f"{path} has other examples than {run.path}, or the same in another order: their coefficients cannot be "
-            f"compared. Collect both with the same --data, --limit and --shuffle-seed."
-        )
-    return other
 
 
 def _fit(config: StabilityConfig, run: Run, components: int, seed: int) -> Decomposition:
@@ -88,7 +73,7 @@ def _fit(config: StabilityConfig, run: Run, components: int, seed: int) -> Decom
     return decompose(wanted, made_for="stability")
 
 
-# --- seeds, and other runs ----------------------------------------------------------------------------------------
+# --- seeds --------------------------------------------------------------------------------------------------------
 
 
 def compare_seeds(decompositions: Sequence[Decomposition]) -> SeedSimilarity:
@@ -101,42 +86,18 @@ def compare_seeds(decompositions: Sequence[Decomposition]) -> SeedSimilarity:
         Mean, deviation and single values of each similarity.
     """
     pairs = list(combinations(decompositions, 2))
-    by_components = [
-        matching.matched_similarity(matching.component_similarity(a.components, b.components)) for a, b in pairs
-    ]
-    return SeedSimilarity(
-        components=len(decompositions[0].components),
-        **_by_coefficients(pairs),
-        **_values("pseudo_fishers", by_components),
-    )
-
-
-def _by_coefficients(pairs: Pairs) -> dict[str, Any]:
-    """The fields of `Similarity` that compare coefficients."""
-    similarities = [matching.coefficient_similarity(a.coefficients, b.coefficients) for a, b in pairs]
-    return {
-        "pairs": len(pairs),
-        **_values("coefficients", [matching.matched_similarity(similarity) for similarity in similarities]),
-        **_values("best", [matching.mean_best_similarity(similarity) for similarity in similarities]),
+    by_coefficients = [matching.coefficient_similarity(a.coefficients, b.coefficients) for a, b in pairs]
+    by_components = [matching.component_similarity(a.components, b.components) for a, b in pairs]
+    values = {
+        "coefficients": [matching.matched_similarity(similarity) for similarity in by_coefficients],
+        "best": [matching.mean_best_similarity(similarity) for similarity in by_coefficients],
+        "pseudo_fishers": [matching.matched_similarity(similarity) for similarity in by_components],
     }
-
-
-def _values(name: str, values: list[float]) -> dict[str, Any]:
-    """The fields of one similarity: mean, deviation, and the value of each pair."""
-    mean, deviation = matching.mean_and_deviation(values) if values else (None, None)
-    return {name: mean, f"{name}_deviation": deviation, f"{name}_pairs": values}
-
-
-def _against(config: StabilityConfig, run: Run, other: Run, components: int) -> RunSimilarity:
-    """Similarity of the decompositions of two runs, seed by seed. Their components may live in different spaces."""
-    pairs = [(_fit(config, run, components, seed), _fit(config, other, components, seed)) for seed in config.seeds]
-    changed = changes(run.manifest.identity, other.manifest.identity, but=("data.data", "shard_examples"))
-    return RunSimilarity(
-        against=str(other.path),
-        components=components,
-        **_by_coefficients(pairs),
-        differs={name: [here, there] for name, here, there in changed},
-    )
+    fields: dict[str, Any] = {"components": len(decompositions[0].components), "pairs": len(pairs)}
+    for name, of_pairs in values.items():
+        mean, deviation = matching.mean_and_deviation(of_pairs) if pairs else (None, None)
+        fields |= {name: mean, f"{name}_deviation": deviation, f"{name}_pairs": of_pairs}
+    return SeedSimilarity(**fields)
 
 
 # --- splits -------------------------------------------------------------------------------------------------------
@@ -201,14 +162,13 @@ def write(directory: Path, result: Stability) -> str:
 
 
 def _tables(result: Stability) -> dict[str, Table]:
-    """The paper's two tables, of seeds and of splits, and one of other runs."""
-    kinds, others = ("coefficients", "pseudo_fishers", "best"), ("coefficients", "best")
+    """The paper's two tables, of seeds and of splits."""
     splits = [Column("coarse"), Column("fine"), Column("preserved", title="kept"), Column("tuned_splits", title="of")]
     splits += [Column("share_preserved", ".1%", "share"), *(Column(name, only="csv") for name in _SPLITS_IN_CSV)]
     seeds = Table(
         f"Mean similarity of matched components over pairs of {len(result.options['seeds'])} seeds",
-        [Column("components"), *_columns(kinds)],
-        [[row.components, *_cells(row, kinds)] for row in result.seeds],
+        [Column("components"), *_columns()],
+        [[row.components, *_cells(row)] for row in result.seeds],
     )
     tuned = Table(
         "Splits of prediction-tuned components that keep the tuning",
@@ -218,31 +178,21 @@ def _tables(result: Stability) -> dict[str, Table]:
             for row in result.splits
         ],
     )
-    against = Table(
-        "Similarity to the decompositions of other runs, with the same seeds",
-        [Column("against", title="run"), Column("components"), *_columns(others), Column("what differs", only="text")],
-        [[row.against, row.components, *_cells(row, others), _differs(row)] for row in result.against],
-    )
-    return {"seeds": seeds, "splits": tuned, "against": against}
+    return {"seeds": seeds, "splits": tuned}
 
 
-def _differs(row: RunSimilarity) -> str:
-    changed = (f"{name}: {brief(here)} → {brief(there)}" for name, (here, there) in row.differs.items())
-    return "; ".join(changed) or "nothing"
-
-
-def _columns(kinds: Sequence[str]) -> list[Column]:
+def _columns() -> list[Column]:
     """Columns of similarities: mean and deviation in CSV, both in one where the table is read."""
     columns = [Column("pairs", only="csv")]
-    for kind in kinds:
-        columns += [Column(kind, only="csv"), Column(f"{kind}_deviation", only="csv")]
-        columns.append(Column(_TITLES[kind], only="text"))
+    for kind, title in _TITLES.items():
+        in_csv = [Column(name, only="csv") for name in (kind, f"{kind}_deviation")]
+        columns += [*in_csv, Column(title, only="text")]
     return columns
 
 
-def _cells(row: Similarity, kinds: Sequence[str]) -> list[Cell]:
+def _cells(row: SeedSimilarity) -> list[Cell]:
     cells: list[Cell] = [row.pairs]
-    for kind in kinds:
+    for kind in _TITLES:
         mean, deviation = getattr(row, kind), getattr(row, f"{kind}_deviation")
         cells += [mean, deviation, None if mean is None else f"{mean:.2f} ± {deviation:.2f}"]
     return cells
