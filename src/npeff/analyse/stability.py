@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
@@ -23,18 +22,10 @@ from npeff.store.examples import shown_texts
 from npeff.store.layout import STABILITY
 from npeff.store.run import Run
 from npeff.utils import __version__, remove_partials, replace, shorten, to_dict, write_record, write_text
-from npeff.utils.report import Cell, Column, Table, as_literal, draw_figure, new_figure, write_figure, write_report
+from npeff.utils.report import Cell, Column, Table, as_literal, draw_figure, write_report
 
 _TITLES = {"coefficients": "coefficients W", "pseudo_fishers": "pseudo-Fishers G", "best": "best, by coefficients"}
 _SPLITS_IN_CSV = ("with_splits", "mean_best_similarity")
-_TALLEST = 60.0
-"""Inches of the longest tree."""
-_LINE = 0.17
-"""Inches of a component in the figure of a tree that has room for it."""
-_READABLE = 0.1
-"""Inches below which components are drawn without their text."""
-_CLASSES = 9
-"""Classes with a colour of their own."""
 
 
 def stability(config: StabilityConfig) -> Stability:
@@ -135,7 +126,7 @@ def _split(first: tuple[Level, torch.Tensor], second: tuple[Level, torch.Tensor]
 
 
 def write(directory: Path, result: Stability) -> str:
-    """Write the tables, the tree, the figures and, last, stability.json.
+    """Write the tables, the tree, the figure and, last, stability.json.
 
     Args:
         directory: Where to write.
@@ -144,7 +135,7 @@ def write(directory: Path, result: Stability) -> str:
     Returns:
         The tables that have rows, and always the one of seeds, in Markdown.
     """
-    for name in ("stability.json", "seeds.*", "tree.*"):  # what other options have drawn goes
+    for name in ("stability.json", "seeds.*", "tree.*"):  # what other options have written goes
         for old in directory.glob(name):
             old.unlink(missing_ok=True)
     remove_partials(directory)
@@ -156,7 +147,6 @@ def write(directory: Path, result: Stability) -> str:
         draw_figure(directory / "seeds", _draw_seeds, result)
     if result.splits:
         write_text(directory / "tree.md", tree_markdown(result))
-        draw_tree(directory / "tree", result)
     write_record(directory / "stability.json", result)
     return text
 
@@ -219,8 +209,6 @@ class Node:
     similarity: float | None = None
     """With its parent; None at the first level, and for what has no parent."""
     children: list[Node] = field(default_factory=list)
-    place: float = 0.0
-    """Height in the figure."""
 
     def walk(self) -> Iterator[Node]:
         """The node and all below it, each before its children."""
@@ -279,60 +267,3 @@ def tree_markdown(result: Stability) -> str:
             number = f"{'  ' * (node.level - root.level)}- {result.levels[node.level].components}:{node.number}"
             lines.append(f"{number}{similarity}{tuned} {as_literal(shorten(node.text, 100))}")
     return "\n".join(lines) + "\n"
-
-
-def draw_tree(path: Path, result: Stability) -> None:
-    """Draw the tree: counts from left to right; lines thin with the similarity, dashed where a split loses the tuning.
-
-    Args:
-        path: Where to write, without the ending.
-        result: What was measured.
-    """
-    nodes = [node for root in grow_tree(result) for node in root.walk()]
-    frequent = Counter(tuned for level in result.levels for tuned in level.tuned if tuned is not None)
-    colours = {name: f"C{n}" if n < _CLASSES else "black" for n, (name, _) in enumerate(frequent.most_common())}
-    lines = _place(nodes)
-    height = min(_TALLEST, 1.2 + _LINE * lines)
-    figure = new_figure(3 + 1.6 * len(result.levels), max(2.5, height))
-    axes = figure.subplots()
-    readable = height / lines >= _READABLE
-    for node in nodes:
-        _draw_node(axes, node, colours, readable)
-    for name in list(colours)[:_CLASSES]:
-        axes.plot([], [], "o", color=colours[name], label=f"predicted{name if name[:1] == ' ' else f' {name}'}")
-    axes.plot([], [], "o", markerfacecolor="white", color="grey", label="several predictions")
-    axes.plot([], [], "--", color="grey", label="a split that loses the prediction")
-    counts = [str(level.components) for level in result.levels]
-    axes.set_xticks(range(len(counts)), counts)
-    axes.set(xlim=(-0.3, len(counts) + 0.6), ylim=(lines, -1), xlabel="components", yticks=[])
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.legend(loc="outside upper left", ncols=2, fontsize=7, frameon=False)
-    write_figure(path, figure, dpi=120)
-
-
-def _place(nodes: list[Node]) -> int:
-    """Give every node its place: leaves one below the other, others in the middle of theirs; returns the lines."""
-    leaves = [node for node in nodes if not node.children]
-    for line, leaf in enumerate(leaves):
-        leaf.place = line
-    for node in reversed(nodes):  # children come before their parents
-        if node.children:
-            node.place = (node.children[0].place + node.children[-1].place) / 2
-    return len(leaves)
-
-
-def _draw_node(axes: Any, node: Node, colours: dict[str, str], readable: bool) -> None:
-    """Draw a node, and the lines to its children."""
-    colour = "grey" if node.tuned is None else colours[node.tuned]
-    for child in node.children:
-        style = "--" if node.tuned is not None and child.tuned != node.tuned else "-"
-        ends, width = ([node.level, child.level], [node.place, child.place]), 0.4 + 1.8 * (child.similarity or 0)
-        axes.plot(*ends, style, color=colour, linewidth=width, alpha=0.7, zorder=1)
-    face = "white" if node.tuned is None else colour
-    axes.plot(node.level, node.place, "o", markersize=4, color=colour, markerfacecolor=face, zorder=2)
-    if readable:
-        text = shorten(node.text, 60) if not node.children else ""
-        # a text may have a dollar sign, which is no formula here
-        label = f"  {node.number} {text}" if text else f"{node.number}  "
-        side = "left" if text else "right"
-        axes.text(node.level, node.place, label, fontsize=6, ha=side, va="center", parse_math=False)
