@@ -248,17 +248,6 @@ class Split(Record):
     """|cos| of their coefficients, [D]."""
 
 
-class Level(Record):
-    """The decomposition into one number of components, as the tree of splits shows it."""
-
-    components: int
-    """Number of components C."""
-    tuned: list[str | None]
-    """The prediction that each component is tuned to, if it is, [C]."""
-    texts: list[str]
-    """The first example of each component, [C]."""
-
-
 class Stability(Record):
     """Whether other seeds and counts find the same components (stability.json)."""
 
@@ -272,5 +261,3 @@ class Stability(Record):
     """One for each number of components."""
     splits: list[Split]
     """One for each two numbers of components."""
-    levels: list[Level]
-    """One for each number of components, ascending; none if there is only one."""

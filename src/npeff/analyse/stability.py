@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,19 @@ import torch
 
 from npeff.analyse import matching
 from npeff.analyse.config import StabilityConfig
-from npeff.analyse.records import AnalysisOptions, Level, SeedSimilarity, Split, Stability
+from npeff.analyse.records import AnalysisOptions, SeedSimilarity, Split, Stability
 from npeff.analyse.report import draw_by_count
 from npeff.analyse.run import analyse_one
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import DecomposeConfig, suggest_components, suggest_fitted
 from npeff.decompose.run import common_holdout, decompose
-from npeff.store.examples import shown_texts
 from npeff.store.layout import STABILITY
 from npeff.store.run import Run
-from npeff.utils import __version__, remove_partials, replace, shorten, to_dict, write_record, write_text
-from npeff.utils.report import Cell, Column, Table, as_literal, draw_figure, write_report
+from npeff.utils import __version__, remove_partials, replace, to_dict, write_record
+from npeff.utils.report import Cell, Column, Table, draw_figure, write_report
 
 _TITLES = {"coefficients": "coefficients W", "pseudo_fishers": "pseudo-Fishers G", "best": "best, by coefficients"}
+TREE = "Which component splits into which: `npeff explore` draws the tree."
 _SPLITS_IN_CSV = ("with_splits", "mean_best_similarity")
 
 
@@ -43,14 +42,13 @@ def stability(config: StabilityConfig) -> Stability:
         config = replace(config, components=tuple(sorted({max(2, usual // 4), usual})))
     counts = sorted(config.components)
     seeds = [compare_seeds([_fit(config, run, count, seed) for seed in config.seeds]) for count in counts]
-    levels = [_level(config, run, count) for count in counts] if len(counts) > 1 else []
+    levels = [_tuned(config, run, count) for count in counts] if len(counts) > 1 else []
     result = Stability(
         npeff=__version__,
         run=run.fingerprint,
         options={key: value for key, value in to_dict(config).items() if key not in ("run", "device")},
         seeds=seeds,
         splits=[_split(coarse, fine) for coarse, fine in combinations(levels, 2)],
-        levels=[level for level, _ in levels],
     )
     directory = run.path / STABILITY / config.method
     print(f"\n{write(directory, result)}\nin {directory}")
@@ -94,24 +92,25 @@ def compare_seeds(decompositions: Sequence[Decomposition]) -> SeedSimilarity:
 # --- splits -------------------------------------------------------------------------------------------------------
 
 
-def _level(config: StabilityConfig, run: Run, components: int) -> tuple[Level, torch.Tensor]:
-    """What the tree shows of a number of components, and the coefficients [m, C], with the first seed."""
+Tuned = tuple[list[str | None], torch.Tensor]
+"""The prediction that each of C components is tuned to, if it is, and the coefficients [m, C]."""
+
+
+def _tuned(config: StabilityConfig, run: Run, components: int) -> Tuned:
+    """The decomposition into a number of components, with the first seed."""
     decomposition = _fit(config, run, components, config.seeds[0])
     analysis = analyse_one(run, decomposition.config.name, AnalysisOptions(config.top), quiet=True)
-    tops = [component.orderings[0].top for component in analysis.component]
-    texts = [shown_texts(run.table)[top[0]].as_py() if top else "" for top in tops]
-    return Level(components, analysis.tuned_predictions, texts), decomposition.coefficients
+    return analysis.tuned_predictions, decomposition.coefficients
 
 
-def _split(first: tuple[Level, torch.Tensor], second: tuple[Level, torch.Tensor]) -> Split:
+def _split(coarse: Tuned, fine: Tuned) -> Split:
     """Which coarse component each fine one is a split of, and whether splits keep the prediction tuning."""
-    (coarse, coarse_coefficients), (fine, fine_coefficients) = first, second
-    similarity = matching.coefficient_similarity(coarse_coefficients, fine_coefficients)
+    similarity = matching.coefficient_similarity(coarse[1], fine[1])
     parents = matching.parents(similarity)
-    kept, splits = matching.preserved(parents, coarse.tuned, fine.tuned)
+    kept, splits = matching.preserved(parents, coarse[0], fine[0])
     return Split(
-        coarse=coarse.components,
-        fine=fine.components,
+        coarse=len(coarse[0]),
+        fine=len(fine[0]),
         with_splits=len({*parents} - {matching.NOBODY}),
         tuned_splits=splits,
         preserved=kept,
@@ -126,7 +125,7 @@ def _split(first: tuple[Level, torch.Tensor], second: tuple[Level, torch.Tensor]
 
 
 def write(directory: Path, result: Stability) -> str:
-    """Write the tables, the tree, the figure and, last, stability.json.
+    """Write the tables, the figure and, last, stability.json.
 
     Args:
         directory: Where to write.
@@ -142,11 +141,10 @@ def write(directory: Path, result: Stability) -> str:
     tables = _tables(result)
     for name, table in tables.items():
         table.write_csv(directory / f"{name}.csv")
-    text = write_report(directory / "stability", [t for name, t in tables.items() if t.rows or name == "seeds"])
+    shown: list[str | Table] = [table for name, table in tables.items() if table.rows or name == "seeds"]
+    text = write_report(directory / "stability", [*shown, TREE] if result.splits else shown)
     if any(row.pairs for row in result.seeds):
         draw_figure(directory / "seeds", _draw_seeds, result)
-    if result.splits:
-        write_text(directory / "tree.md", tree_markdown(result))
     write_record(directory / "stability.json", result)
     return text
 
@@ -193,77 +191,3 @@ def _draw_seeds(axes: Any, result: Stability) -> None:
     lines = {"coefficients": "coefficients", "pseudo_fishers": "pseudo-Fishers"}
     draw_by_count(axes, result.seeds, lines, "mean |cos| of matched components")
     axes.set(ylim=(0, 1.05), title=f"{len(result.options['seeds'])} seeds")
-
-
-# --- the tree of splits: which component becomes which when there are more of them -----------------------------------
-
-
-@dataclass
-class Node:
-    """A component of one level, and the components of the next one that are its splits, most similar first."""
-
-    level: int
-    number: int
-    tuned: str | None
-    text: str
-    similarity: float | None = None
-    """With its parent; None at the first level, and for what has no parent."""
-    children: list[Node] = field(default_factory=list)
-
-    def walk(self) -> Iterator[Node]:
-        """The node and all below it, each before its children."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
-
-
-def grow_tree(result: Stability) -> list[Node]:
-    """The tree of splits.
-
-    Args:
-        result: What was measured.
-
-    Returns:
-        The roots: all components of the smallest count, then those of others that share no example with any coarser.
-    """
-    levels = [
-        [Node(depth, number, *values) for number, values in enumerate(zip(level.tuned, level.texts, strict=True))]
-        for depth, level in enumerate(result.levels)
-    ]
-    roots = list(levels[0])
-    rows = {(row.coarse, row.fine): row for row in result.splits}
-    for coarse, fine in pairwise(levels):
-        row = rows[len(coarse), len(fine)]
-        for node, parent, similarity in zip(fine, row.parent, row.similarity, strict=True):
-            if parent is None:
-                roots.append(node)
-            else:
-                node.similarity = similarity
-                coarse[parent].children.append(node)
-    for node in (node for level in levels for node in level):
-        node.children.sort(key=lambda child: (-(child.similarity or 0), child.number))
-    return roots
-
-
-def tree_markdown(result: Stability) -> str:
-    """The tree as a nested list.
-
-    Args:
-        result: What was measured.
-
-    Returns:
-        Markdown: number, similarity with the parent, what it is tuned to, and first example of each component.
-    """
-    counts = " → ".join(str(level.components) for level in result.levels)
-    lines = [
-        f"# Splits, {counts} components\n",
-        "Each component stands below the one of the next smaller count with the most similar coefficients (|cos| in "
-        "brackets), with the prediction that its top examples share, if they do, and its first example.\n",
-    ]
-    for root in grow_tree(result):
-        for node in root.walk():
-            similarity = "" if node.similarity is None else f" ({node.similarity:.2f})"
-            tuned = "" if node.tuned is None else f" **{as_literal(node.tuned.strip())}**"
-            number = f"{'  ' * (node.level - root.level)}- {result.levels[node.level].components}:{node.number}"
-            lines.append(f"{number}{similarity}{tuned} {as_literal(shorten(node.text, 100))}")
-    return "\n".join(lines) + "\n"
