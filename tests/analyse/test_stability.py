@@ -1,4 +1,4 @@
-"""`npeff stability`: seeds, splits and their tree, other runs."""
+"""`npeff stability`: seeds and splits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npeff import cli
 from npeff.analyse.config import StabilityConfig
-from npeff.analyse.records import Level, Split, Stability
-from npeff.analyse.stability import grow_tree, stability, tree_markdown, write
+from npeff.analyse.records import Stability
+from npeff.analyse.stability import stability
 from npeff.decompose.config import Method
 from npeff.decompose.methods import load
 from npeff.store.run import Run
-from npeff.utils.configs import read_record, to_dict
+from npeff.utils.configs import from_options, read_record, to_dict
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_json
 from tests.synthetic import make_run
@@ -36,8 +35,9 @@ def test_the_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(0 < row["coefficients"] <= row["best"] <= 1 for row in found["seeds"])  # the best may repeat
     assert found["seeds"][0]["pseudo_fishers"] > 0.7  # four components were planted
     assert (directory / "stability.md").read_text() in capsys.readouterr().out
-    kinds = {name: {path.suffix for path in directory.glob(f"{name}.*")} for name in ("seeds", "tree", "splits")}
-    assert kinds == {"seeds": {".csv", ".png", ".svg"}, "tree": {".md", ".png", ".svg"}, "splits": {".csv"}}
+    assert "`npeff explore` draws the tree" in (directory / "stability.md").read_text()
+    kinds = {name: {path.suffix for path in directory.glob(f"{name}.*")} for name in ("seeds", "splits")}
+    assert kinds == {"seeds": {".csv", ".png", ".svg"}, "splits": {".csv"}}
     (line,) = csv.DictReader((directory / "splits.csv").open(encoding="utf-8"))
     assert (line["coarse"], line["fine"], line["tuned_splits"]) == ("4", "8", str(found["splits"][0]["tuned_splits"]))
     before = (run.path / "decompositions/npeff-8-1/tensors.safetensors").stat().st_mtime_ns
@@ -62,89 +62,24 @@ def test_splits_equal_plain_cosines(run: Run, method: Method) -> None:
 def test_what_other_options_have_drawn_goes(run: Run) -> None:
     stability(StabilityConfig(str(run.path), components=(4, 8), seeds=(0, 1), top=6))
     directory = run.path / "stability/npeff"
+    (directory / "tree.svg").write_text("of an earlier version")
     stability(StabilityConfig(str(run.path), components=(4,), seeds=(0, 1), top=6))
     assert not list(directory.glob("tree.*"))
     stability(StabilityConfig(str(run.path), components=(4, 8), seeds=(0,), top=6))
     assert {path.suffix for path in directory.glob("seeds.*")} == {".csv"}
 
 
-def test_other_runs_of_the_same_examples(run: Run, tmp_path: Path) -> None:
-    texts = [f"text {i}" for i in range(80)]
-    same = make_run(tmp_path / "same", texts)
-    other = make_run(tmp_path / "other", texts, seed=1)
-    config = StabilityConfig(str(run.path), (4,), seeds=(0, 1), against=(str(same.path), str(other.path)), top=6)
-    first, second = stability(config).against
-    assert first.best == pytest.approx(1)
-    assert first.differs == {}
-    assert second.differs == {"seed": [0, 1]}
-    plain = []
-    for seed in (0, 1):
-        W, V = (load(each.path / f"decompositions/npeff-4-{seed}").coefficients.numpy() for each in (run, other))
-        cosines = np.abs(W.T @ V) / np.linalg.norm(W, axis=0)[:, None] / np.linalg.norm(V, axis=0)
-        plain.append(np.mean([*cosines.max(0), *cosines.max(1)]))
-    assert second.best_pairs == pytest.approx(plain, abs=1e-5)
-    assert second.best < 0.9
-    text = (run.path / "stability/npeff/stability.md").read_text()
-    assert "| seed: 0 → 1 |" in text
-    assert "| nothing |" in text
-
-
-def test_a_run_of_other_examples_is_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = make_run(tmp_path / "other", [f"text {i}" for i in reversed(range(80))])
-    assert cli.main(["stability", str(run.path), "--against", str(other.path)]) == 2
-    assert "in another order: their coefficients cannot be compared" in capsys.readouterr().err
-    assert not (run.path / "decompositions").exists()
-
-
 def test_options() -> None:
     for options in ({"seeds": ()}, {"seeds": (1, 1)}, {"seeds": (1,), "components": (5,)}, {"top": 1}):
         with pytest.raises(UserError):
             StabilityConfig("run", **options)  # type: ignore[arg-type]
-    StabilityConfig("run", seeds=(1,), components=(5,), against=("other",))
+    with pytest.raises(UserError, match="npeff diff RUN OTHER"):
+        from_options(StabilityConfig, {"run": "run", "against": ("other",)})
 
 
 def test_counts_are_chosen_from_the_number_of_examples(run: Run) -> None:
     result = stability(StabilityConfig(str(run.path), seeds=(0,), top=6))  # 80 examples
-    assert [level.components for level in result.levels] == [2, 8]
+    assert [row.components for row in result.seeds] == [2, 8]
     assert result.options["components"] == [2, 8]
     notes = read_json(run.path / "decompositions/npeff-8-0/config.json")["notes"]
     assert notes["made_for"] == "stability"
-
-
-def by_hand() -> Stability:
-    """Two components that become four: 0 into 2 and 0, 1 into 1, and 3 shares nothing with either."""
-    levels = [
-        Level(2, ["yes", None], ["good", "so\nso"]),
-        Level(4, [None, "no", "yes", None], ["a", "$b_1$ | 日本", "c", ""]),
-    ]
-    split = Split(
-        coarse=2,
-        fine=4,
-        with_splits=2,
-        tuned_splits=2,
-        preserved=1,
-        share_preserved=0.5,
-        mean_best_similarity=0.6,
-        parent=[0, 1, 0, None],
-        similarity=[0.3, 0.9, 0.8, 0.0],
-    )
-    return Stability("0", "run", {"seeds": [0]}, seeds=[], splits=[split], levels=levels, against=[])
-
-
-def test_the_tree_by_hand(tmp_path: Path) -> None:
-    roots = grow_tree(by_hand())
-    assert [(root.level, root.number) for root in roots] == [(0, 0), (0, 1), (1, 3)]
-    assert [[child.number for child in root.children] for root in roots] == [[2, 0], [1], []]
-    lines = tree_markdown(by_hand()).splitlines()[4:]
-    assert lines == [
-        "- 2:0 **yes** good",
-        "  - 4:2 (0.80) **yes** c",
-        "  - 4:0 (0.30) a",
-        "- 2:1 so so",
-        r"  - 4:1 (0.90) **no** \$b\_1\$ \| 日本",
-        "- 4:3 ",
-    ]
-    write(tmp_path, by_hand())
-    drawing = (tmp_path / "tree.svg").read_text(encoding="utf-8")
-    assert "1 $b_1$ | 日本" in drawing  # as text, not as a formula
-    assert all(word in drawing for word in ("2 c<", "0 a<", "predicted yes", "predicted no"))

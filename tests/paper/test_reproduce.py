@@ -11,7 +11,7 @@ import pytest
 
 from npeff import cli
 from npeff.decompose.run import open_decomposition
-from npeff.paper import measures
+from npeff.paper import costs, measures
 from npeff.paper import reproduce as command
 from npeff.paper.config import ReproduceConfig
 from npeff.paper.recipe import Cell, Listing, Missing, Reproduction, Settings, load_recipe, parse_recipe
@@ -147,7 +147,7 @@ def test_costs_are_measured_once(data: Path, out: Path, model_directory: Path, m
     found = read_json(directory / "table.json")
     assert [cell["row"] for cell in found["cells"]] == ["PEF", "Gradient", "Activation"]
     assert all(cell["measured"] > 0 for cell in found["cells"])
-    monkeypatch.setattr(measures, "estimate", None)
+    monkeypatch.setattr(costs, "estimate", None)
     run_recipe("collection-time", data, out, model_directory)
     assert read_json(directory / "table.json") == found
 

@@ -65,6 +65,8 @@ class CompareConfig(Record):
 class StabilityConfig(Record):
     """Decompose a run with several seeds and numbers of components, and compare the results. Continues if stopped."""
 
+    removed: ClassVar[dict[str, str]] = {"against": "`npeff diff RUN OTHER` compares two runs of the same examples."}
+
     run: tyro.conf.Positional[str]
     """Directory of the run."""
     components: tuple[int, ...] = ()
@@ -72,8 +74,6 @@ class StabilityConfig(Record):
     number is chosen from the number of examples, and a quarter of it."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Seeds to compare; splits are those of the first."""
-    against: tuple[str, ...] = ()
-    """Runs of the same examples, collected in another way (directions, rank, sketch, model): does that matter?"""
     method: Method = "npeff"
     """Method to decompose with."""
     top: int = 16
@@ -88,8 +88,8 @@ class StabilityConfig(Record):
                 raise UserError(f"--{name} should be different numbers, at least one.")
         for count in self.components:
             positive("components", count)
-        if len(self.seeds) < 2 and len(self.components) == 1 and not self.against:
-            raise UserError("Nothing to compare: give two seeds, two numbers of components, or a run --against.")
+        if len(self.seeds) < 2 and len(self.components) == 1:
+            raise UserError("Nothing to compare: give two seeds or two numbers of components.")
         if self.top < 2:
             raise UserError("--top must be at least 2.")
 

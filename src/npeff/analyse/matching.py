@@ -11,7 +11,7 @@ import torch
 from scipy.linalg import eigh
 from scipy.optimize import linear_sum_assignment
 
-from npeff.utils.types import Array
+from npeff.utils import Array
 
 NOBODY = -1
 """Parent of a component without one."""

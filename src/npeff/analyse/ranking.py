@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from npeff.analyse.records import ComponentAnalysis
-from npeff.utils.types import Array
+from npeff.utils import Array
 
 _COLUMNS = 64
 _LOW = np.uint64(0xFFFFFFFF)

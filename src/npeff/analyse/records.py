@@ -6,7 +6,7 @@ C is the number of components. All of it is plain JSON values; nothing here need
 from typing import Any, ClassVar, Literal
 
 from npeff.decompose.config import Method
-from npeff.utils.configs import Record
+from npeff.utils import Record
 
 Kind = Literal["prediction", "label", "lnp"]
 """Ways of being tuned: to a prediction, to a label, to a label but not to a prediction ("LnP")."""
@@ -198,15 +198,15 @@ class Analysis(Summary, kw_only=True):
 # --- stability ----------------------------------------------------------------------------------------------------
 
 
-class Similarity(Record, kw_only=True):
-    """How alike pairs of decompositions of the same examples are."""
+class SeedSimilarity(Record, kw_only=True):
+    """How alike the decompositions of several seeds are."""
 
     components: int
     """Components of each decomposition."""
     pairs: int
     """Number of pairs."""
     coefficients: float | None
-    """Mean |cos| of coefficients of matched components, mean over pairs; None without pairs."""
+    """Mean |cos| of coefficients of matched components, mean over pairs of seeds; None without pairs."""
     coefficients_deviation: float | None
     """Its standard deviation over pairs."""
     coefficients_pairs: list[float]
@@ -217,26 +217,12 @@ class Similarity(Record, kw_only=True):
     """Its standard deviation over pairs."""
     best_pairs: list[float]
     """Its value for each pair."""
-
-
-class SeedSimilarity(Similarity, kw_only=True):
-    """How alike the decompositions of several seeds are."""
-
     pseudo_fishers: float | None
     """Mean |cos| of pseudo-Fisher vectors of components that are matched by them, mean over pairs of seeds."""
     pseudo_fishers_deviation: float | None
     """Its standard deviation over pairs."""
     pseudo_fishers_pairs: list[float]
     """Its value for each pair."""
-
-
-class RunSimilarity(Similarity, kw_only=True):
-    """How alike the decompositions of two runs of the same examples are, over seeds."""
-
-    against: str
-    """Directory of the other run."""
-    differs: dict[str, list[Any]]
-    """What differs between the runs: setting → its value here and there."""
 
 
 class Split(Record):
@@ -262,19 +248,8 @@ class Split(Record):
     """|cos| of their coefficients, [D]."""
 
 
-class Level(Record):
-    """The decomposition into one number of components, as the tree of splits shows it."""
-
-    components: int
-    """Number of components C."""
-    tuned: list[str | None]
-    """The prediction that each component is tuned to, if it is, [C]."""
-    texts: list[str]
-    """The first example of each component, [C]."""
-
-
 class Stability(Record):
-    """Whether other seeds, counts and runs find the same components (stability.json)."""
+    """Whether other seeds and counts find the same components (stability.json)."""
 
     npeff: str
     """Version that wrote it."""
@@ -286,7 +261,3 @@ class Stability(Record):
     """One for each number of components."""
     splits: list[Split]
     """One for each two numbers of components."""
-    levels: list[Level]
-    """One for each number of components, ascending; none if there is only one."""
-    against: list[RunSimilarity]
-    """One for each other run and number of components."""

@@ -19,9 +19,8 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.methods import create
 from npeff.store.rows import RowSource, SubsetRows
 from npeff.store.run import Run
-from npeff.utils import UserError, read_object
+from npeff.utils import Array, UserError, read_object
 from npeff.utils.progress import progress
-from npeff.utils.types import Array
 
 REFITS = 4
 """How often a decomposition is made again, if that is cheap and nobody says."""

@@ -24,9 +24,8 @@ from npeff.analyse.records import KINDS, ComponentAnalysis
 from npeff.decompose.methods import kind_of
 from npeff.store.layout import RELATIONS, decomposition_folder
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, cut, read_object, read_record, rounded, sha256, write_record
+from npeff.utils import Array, Record, UserError, cut, read_object, read_record, rounded, sha256, write_record
 from npeff.utils.progress import progress
-from npeff.utils.types import Array
 
 FORMAT = 2
 NEAREST = 12

@@ -16,8 +16,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.store.examples import encode, whole_texts
 from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils import UserError, __version__, from_dict, read_object, replace, rounded
-from npeff.utils.types import Array
+from npeff.utils import Array, UserError, __version__, from_dict, read_object, replace, rounded
 
 FORMAT = 3
 """Layout and rules of an analysis; one of others is made again. Since 2 LnP counts as in the paper, 3 has groups."""

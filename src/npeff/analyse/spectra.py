@@ -10,9 +10,8 @@ from npeff.analyse.config import SpectraConfig
 from npeff.store.layout import SPECTRA
 from npeff.store.rows import RowSource
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, __version__
+from npeff.utils import Array, Record, UserError, __version__
 from npeff.utils.report import Axes, Column, Table, write_result
-from npeff.utils.types import Array
 
 _EXAMPLES = 256
 

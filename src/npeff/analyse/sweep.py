@@ -19,8 +19,8 @@ from npeff.decompose.config import FitConfig, suggest_components
 from npeff.decompose.run import fit, fit_key
 from npeff.store.layout import SWEEPS
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, distributed, from_dict, percent, to_dict
-from npeff.utils.files import only_one, read_object, write_json
+from npeff.utils import Record, UserError, distributed, from_dict, only_one, percent, read_object, to_dict
+from npeff.utils.files import write_json
 from npeff.utils.report import Axes, Column, Table, write_result
 
 MEASURED = "measured.json"

@@ -17,8 +17,7 @@ from scipy import stats
 from npeff.analyse.ranking import columns, distinct, quantiles, top_examples
 from npeff.analyse.records import KINDS, Kind, Ordering, Rate
 from npeff.decompose.base import Decomposition
-from npeff.utils import Record, rounded
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, rounded
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 """Of a component's scores above zero."""

@@ -36,10 +36,9 @@ from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_fol
 from npeff.store.run import Run
 from npeff.store.schema import Manifest
 from npeff.tasks.config import FIELD
-from npeff.utils import Record, UserError, __version__
-from npeff.utils.files import read_object, sha256, whole_directory, write_json, write_text
+from npeff.utils import Record, UserError, __version__, cut, percent, read_object, rounded, sha256, short
+from npeff.utils.files import whole_directory, write_json, write_text
 from npeff.utils.progress import progress
-from npeff.utils.text import cut, percent, rounded, short
 
 FORMAT = 6
 MARKER = "site.json"

@@ -14,8 +14,7 @@ from npeff.analyse.tunings import Classes, Examples
 from npeff.decompose.base import Decomposition
 from npeff.explore.evidence import About, Effect, Measured, Perturbation, heldout_effects
 from npeff.explore.inside import Inside, InsideColumns
-from npeff.utils import Record, cut, rounded
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, cut, rounded
 
 TOP = 32
 """Examples in the first list of a component."""

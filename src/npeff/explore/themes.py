@@ -18,10 +18,9 @@ from npeff.decompose.base import SavedDecomposition
 from npeff.explore.config import ThemesConfig
 from npeff.store.layout import THEMES, decomposition_folder, decomposition_names
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, from_dict, read_record, to_dict
+from npeff.utils import Record, UserError, from_dict, is_text, read_record, to_dict
 from npeff.utils.files import only_one, remove_partials, whole_file, with_seal, without_seal, write_json
 from npeff.utils.report import Column, Table
-from npeff.utils.text import is_text
 
 PERSON = "person"
 LONGEST = {"theme": 200, "note": 10_000, "who": 100, "source": 200}

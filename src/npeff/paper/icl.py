@@ -20,9 +20,8 @@ from npeff.paper.icl_context import Context, Predictor, draw, predict_all, searc
 from npeff.perturb.statistics import Interval, mean_and_interval
 from npeff.store.layout import ICL, decomposition_names
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, __version__, only_one, to_dict
+from npeff.utils import Array, Record, UserError, __version__, only_one, to_dict
 from npeff.utils.report import BLUE, Cell, Column, Table, write_result
-from npeff.utils.types import Array
 
 UNDECIDED = -1
 """In place of a label, where there is no vote."""

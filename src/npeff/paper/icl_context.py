@@ -19,8 +19,7 @@ from npeff.store.run import Run
 from npeff.tasks.config import FIELD
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import Before, Task, Turns
-from npeff.utils import Record, UserError, read_record, write_record
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, UserError, read_record, write_record
 
 
 class Key(Record):
@@ -73,7 +72,6 @@ class Predictor(AnswerModel):
         accepted = inspect.signature(prepared.model.network.forward).parameters
         self.shares = self.answers.kind != "suffixes" and "past_key_values" in accepted
         self._checked = False
-        self._past: Any = None
 
     def predict(self, before: Before, examples: pa.Table) -> Array:
         """Predict examples behind a context.
@@ -119,25 +117,21 @@ class Predictor(AnswerModel):
 
     def _read(self, ids: list[int]) -> Any:
         """Keys and values of the first tokens."""
-        options = {"logits_to_keep": 1} if self._keeps_logits else {}
-        tokens = torch.tensor([ids], device=self.model.device)
-        return self.model.network(input_ids=tokens, use_cache=True, **options).past_key_values
+        # loaded late, because it takes a second
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        self.logits_after([ids], cache, [range(len(ids))], [range(0)])
+        return cache
 
     def _behind(self, past: Any, prompts: list[list[int]]) -> torch.Tensor:
         """Answer logits [B, r] of prompts behind the tokens whose keys and values are `past`, if any."""
-        self._past = past
-        return self.logits(prompts)[0]
-
-    def _forward(
-        self, ids: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None, **options: torch.Tensor
-    ) -> torch.Tensor:
-        if self._past is None:
-            return super()._forward(ids, places, mask, **options)
-        past = copy.deepcopy(self._past)  # the forward pass adds to it
-        before = ids.new_ones(len(ids), past.get_seq_length())
-        past.batch_repeat_interleave(len(ids))
-        seen = torch.cat([before, torch.ones_like(ids) if mask is None else mask.long()], 1)
-        return super()._forward(ids, places, seen, past_key_values=past, **options)
+        if past is None:
+            return self.logits(prompts)[0]
+        cache, before = copy.deepcopy(past), past.get_seq_length()  # the forward pass adds to it
+        cache.batch_repeat_interleave(len(prompts))
+        positions = [range(before, before + len(prompt)) for prompt in prompts]
+        return self.logits_after(prompts, cache, positions, [range(before)] * len(prompts))
 
     def _agree(self, z: torch.Tensor, plain: torch.Tensor) -> bool:
         """Whether sharing the context gives what the whole prompt gives; not every model's cache does."""

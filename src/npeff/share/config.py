@@ -2,7 +2,7 @@
 
 import tyro
 
-from npeff.utils.configs import Record
+from npeff.utils import Record
 
 
 class PushConfig(Record):

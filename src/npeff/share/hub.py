@@ -25,7 +25,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from tqdm import tqdm
 
-from npeff.utils.errors import UserError
+from npeff.utils import UserError
 from npeff.utils.files import disk_errors, whole_directory, whole_file
 
 INDEX = "share.json"

@@ -21,9 +21,8 @@ from npeff.share.config import PullConfig, PushConfig
 from npeff.share.hub import HUB, INDEX, Place, open_place
 from npeff.store.layout import DECOMPOSITIONS, EXAMPLES, MANIFEST, RESULTS, SHARDS, decomposition_names
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, __version__, from_dict, write_record
+from npeff.utils import Record, UserError, __version__, amount, from_dict, write_record
 from npeff.utils.files import disk_errors, only_one, sha256, write_text
-from npeff.utils.text import amount
 
 FORMAT = 1
 CARD = "README.md"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from npeff.tasks.config import FIELD
-from npeff.utils.types import Array
+from npeff.utils import Array
 
 _MEASURED = ("loss", "entropy")
 PLACE = ("chunk", "position", *_MEASURED)

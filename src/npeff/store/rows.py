@@ -13,8 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from npeff.store.layout import SHARDS
-from npeff.utils import Record, UserError, out_of_memory
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, UserError, out_of_memory
 
 
 class RowSource(Protocol):

@@ -27,8 +27,7 @@ from npeff.store.examples import inputs_hash, usable
 from npeff.store.layout import EXAMPLES, MANIFEST, SHARDS
 from npeff.store.rows import Shard, StoredRows, read_tensors, tensor_names
 from npeff.store.schema import Manifest, ShardRecord, read_manifest, wrong_columns
-from npeff.utils import UserError, out_of_memory, read_record, remove_partials, sha256, whole_file, write_record
-from npeff.utils.types import Array
+from npeff.utils import Array, UserError, out_of_memory, read_record, remove_partials, sha256, whole_file, write_record
 
 
 class Run:

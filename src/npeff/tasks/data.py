@@ -14,9 +14,7 @@ import pyarrow.compute as pc
 from npeff.tasks.config import FIELD, DataConfig
 from npeff.tasks.readers import Row, Source, open_source
 from npeff.tasks.task import Before, Task, Turns
-from npeff.utils import Record, UserError
-from npeff.utils.text import cut, is_text
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, UserError, cut, is_text
 
 _CHUNK = 65_536
 _NUMBER = re.compile(r"(-?[0-9]{1,18})(?:\.0+)?")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from npeff.utils.errors import UserError, first_line
+from npeff.utils import UserError, first_line
 
 SECONDS = 5.0
 """How long the Hub has to answer at all."""

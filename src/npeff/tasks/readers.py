@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from npeff.tasks.hub import load_hub_data
-from npeff.utils.configs import Record, did_you_mean
-from npeff.utils.errors import UserError, first_line
+from npeff.utils import Record, UserError, did_you_mean, first_line
 from npeff.utils.files import installed_file
 
 Row = dict[str, Any]

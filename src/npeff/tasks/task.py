@@ -18,9 +18,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from npeff.tasks.config import BUILTIN, DataConfig
-from npeff.utils import Record, UserError
-from npeff.utils.configs import did_you_mean
-from npeff.utils.text import is_text
+from npeff.utils import Record, UserError, did_you_mean, is_text
 
 LARGEST = 1_000_000
 """Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""

@@ -1,7 +1,10 @@
 """Types that several rooms share."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    Array = np.ndarray[Any, np.dtype[Any]]
+else:
+    Array = Any  # configs need not wait for numpy: `--help` answers at once

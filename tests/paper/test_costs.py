@@ -11,7 +11,7 @@ import torch
 
 from npeff.decompose.config import DecomposeConfig, PaperConfig, SaeConfig
 from npeff.decompose.run import open_decomposition
-from npeff.paper import measures
+from npeff.paper import costs
 from npeff.paper.config import ReproduceConfig
 from npeff.paper.recipe import load_recipe
 from npeff.paper.runs import Experiment, Runs
@@ -23,7 +23,7 @@ def test_cost_of_a_decomposition(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"text {i}" for i in range(90)])
     options = PaperConfig(frozen_steps=20, joint_steps=30, frozen_rate=1e-3, joint_rate=1e-3)
     config = DecomposeConfig(run=str(run.path), decomposition="timed", components=4, solver="paper", paper=options)
-    cost = measures._measure(config, torch.get_num_threads())
+    cost = costs._measure(config, torch.get_num_threads())
     assert (cost.frozen_steps, cost.joint_steps, cost.examples) == (19, 31, 90), "printed from step N1 on"
     assert 0 < cost.solver_seconds <= cost.seconds
     assert cost.peak >= 0
@@ -39,7 +39,7 @@ def test_a_step_of_the_autoencoder_is_one_of_its_optimiser(tmp_path: Path) -> No
     config = DecomposeConfig(
         run=str(run.path), decomposition="timed", method="sae", components=4, tolerance=0, sae=options
     )
-    cost = measures._measure(config, torch.get_num_threads())
+    cost = costs._measure(config, torch.get_num_threads())
     assert cost.steps == 400 // 50 + 1, "an entry of the history in 50 steps, and the final loss"
     assert 0 < 400 * cost.step_ms < 1000 * cost.seconds * 2
 
@@ -52,6 +52,6 @@ def test_costs_of_the_first_version_are_not_measured_again(tmp_path: Path) -> No
     options = to_dict(experiment.fit_config())
     options["name"] = f"timed-{options.pop('decomposition')}"
     key = hashlib.sha256(json.dumps([run.fingerprint, options], sort_keys=True).encode()).hexdigest()[:16]
-    cost = measures.Cost(1.0, 0.5, 3, 1, 1, None, None, 0.25, 90, 7)
+    cost = costs.Cost(1.0, 0.5, 3, 1, 1, None, None, 0.25, 90, 7)
     write_record(tmp_path / "out" / "costs" / f"{key}.json", cost)
-    assert measures._timed(experiment, experiment.fit_config()) == cost
+    assert costs._timed(experiment, experiment.fit_config()) == cost
