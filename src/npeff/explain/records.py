@@ -6,8 +6,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from npeff.analyse.answers import Answers
 from npeff.decompose.base import CONFIG
-from npeff.explain.answers import Answers
 from npeff.explain.names import Name
 from npeff.explain.parts import Part, Parts
 from npeff.store.layout import EXPLANATIONS, decomposition_folder
