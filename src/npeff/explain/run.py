@@ -17,7 +17,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.explain import records
 from npeff.explain.config import ExplainConfig
 from npeff.explain.names import Lexicon, give_name
-from npeff.explain.parts import Anatomy, Parts, attention_from_end, check_parts, describe, trace
+from npeff.explain.parts import Anatomy, Parts, attention_from_end, check_parts, describe, mean_trace, trace
 from npeff.explain.records import Explanation, HeadView, Names, Pair, Trace, WeighedText, WordEffects
 from npeff.explain.words import LeaveOut, Span, Words, phrases, read_words
 from npeff.models.select import blocks
@@ -202,12 +202,13 @@ class _Session:
                 self.prepared, self.anatomy, vector, [self.prompts[i] for i in measured], self.config.seed
             )
             parts = replace(parts, curve=points)
-        network, example = self.prepared.model.network, (measured or [i for i, _ in chosen])[0]
-        prompt, heads = self.prompts[example], parts.leading_heads[:VIEWED]
-        weights = attention_from_end(network, prompt, heads)
-        tokens = [self.prepared.model.tokenizer.decode([token]) for token in prompt]
-        sizes = trace(self.prepared, list(blocks(network)), prompt, vector)
-        return parts, Trace(example, tokens, sizes, [HeadView(*pair) for pair in zip(heads, weights, strict=False)])
+        network, examples = self.prepared.model.network, measured or [i for i, _ in chosen]
+        prompts, heads = [self.prompts[i] for i in examples], parts.leading_heads[:VIEWED]
+        weights = attention_from_end(network, prompts[0], heads)
+        views = [HeadView(*pair) for pair in zip(heads, weights, strict=False)]
+        tokens = [self._token(token) for token in prompts[0]]
+        sizes = [trace(self.prepared, list(blocks(network)), prompt, vector) for prompt in prompts]
+        return parts, Trace(examples[0], tokens, sizes[0], views, examples, *mean_trace(prompts, sizes, tokens))
 
 
 def examples_of(run: Run, decomposition: Decomposition, component: int, count: int) -> list[tuple[int, bool]]:
