@@ -147,4 +147,4 @@ def test_what_is_inside_can_be_kept(browser: Browser, site: Path) -> None:
         each = table(saved("#each", "CSV"))
         assert [[float(value) for value in row[1:]] for row in each[1:]] == inside["answers"]["changes"]
         cases = table(saved("#cases + .save, #cases", "CSV"))
-        assert [row[2] for row in cases[1:]] == [case["text"] for case in inside["cases"]]
+        assert [row[3] for row in cases[1:]] == [case["text"] for case in inside["cases"]]

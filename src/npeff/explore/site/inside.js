@@ -27,10 +27,11 @@ function namesSection({ inside }) {
   if (!inside || !inside.name) return null;
   const { words, odds, detection, skews } = inside.name;
   const said = ({ what: kind, value, users, others }) => (kind === "length" ? `${value}: ${users.toFixed(1)} words, others ${others.toFixed(1)}` : `${kind} ${visible(value)} ${percent(users, 0)}, others ${percent(others, 0)}`);
+  const told = !words.length ? null : detection === null ? "Too few held-out examples to check" : ["Held-out examples told by these words: ", el("b", { class: "inline" }, percent(detection, 0)), " (50% by chance)"];
   return el("section", { id: "name", class: "card" }, el("h2", {}, worded("words of its examples", "Words of its examples")),
     words.length ? asTable(el("p", {}, words.map((word, k) => [el("span", { class: "chip", dir: "auto", title: `odds × ${times(Math.exp(odds[k]))}` }, visible(word)), " "])), () => [["word", "log-odds", "standard errors"], ...words.map((word, k) => [word, odds[k], inside.name.clarity[k]])])
       : el("p", { class: "quiet" }, "No word is clearly commoner in its examples than in others."),
-    el("p", { class: "quiet small" }, detection === null ? "Too few held-out examples to check." : ["Held-out examples told by these words: ", el("b", { class: "inline" }, percent(detection, 0)), " (50% by chance) · "], skews.filter(({ what: kind, users, others }) => (kind === "length" ? Math.abs(users / others - 1) : users - others) > 0.1).map(said).join(" · ")), judgedTable(inside.judged));
+    el("p", { class: "quiet small" }, [told, ...skews.filter(({ what: kind, users, others }) => (kind === "length" ? Math.abs(users / others - 1) : users - others) > 0.1).map(said)].filter(Boolean).map((part, n) => [n ? " · " : "", part])), judgedTable(inside.judged));
 }
 
 // What a language model tells by the theme, by the words and, for comparison, by what another component is called.
@@ -68,7 +69,7 @@ function headsSection({ inside }) {
   const kinds = found.heads[0].map((_, n) => String(n));
   const share = ({ share: own, null: other }) => [el("td", { class: "number" }, tiny(own)), el("td", { class: "number" }, other ? `${times(own / other)} ×` : "–")];
   const list = el("table", { class: "tight" }, el("thead", {}, el("tr", {}, ["part", "share", "÷ random groups"].map((title, n) => el("th", { scope: "col", class: n ? "number" : "" }, title)))),
-    el("tbody", {}, found.leading_heads.slice(0, 6).map((part) => el("tr", {}, el("td", {}, `${part.kind} ${headName(part)}`), share(part)))));
+    el("tbody", {}, found.leading_heads.slice(0, 6).map((part) => el("tr", {}, el("td", {}, `${part.kind} ${part.layer}.${part.number}`), share(part)))));
   list.csv = partRows(found.leading_heads);
   return el("section", { id: "heads" }, el("h2", {}, worded("heads and neurons", "Attention heads")),
     heatMap({ layers: found.heads.map((_, n) => n), kinds, shares: found.heads }, (text) => { said.textContent = text.replace(" · ", " · head "); }), said,
@@ -119,12 +120,17 @@ function nearSection({ inside }, { table, themes }) {
 
 function casesSection({ inside }) {
   if (!inside || !inside.cases.length) return null;
-  return el("section", { id: "cases" }, el("h2", {}, worded("case study", "Case study")), el("div", { class: "scroll" }, el("table", { class: "tight" },
-    el("thead", {}, el("tr", {}, ["example", "variant", "text", "coefficient", "answer"].map((title, n) => el("th", { scope: "col", class: n === 3 ? "number" : n === 2 ? "wide" : "" }, title)))),
-    el("tbody", {}, inside.cases.map((one) => el("tr", { class: one.variant === "as it is" ? "best" : "" },
-      el("td", {}, el("a", { href: exampleLink(one.example) }, String(one.example)), one.held_out ? el("div", { class: "quiet small" }, "held out") : null),
-      el("td", { dir: "auto" }, visible(one.variant)), el("td", { class: "wide text", dir: "auto" }, visible(one.text)), el("td", { class: "number" }, decimals(one.coefficient)),
-      el("td", {}, el("span", { class: "chip", dir: "auto" }, visible(one.answer)), ` ${percent(one.probability, 0)}`)))))));
+  const largest = Math.max(...inside.cases.map((one) => one.coefficient), 1e-12);
+  const line = (one) => (one.variant === "as it is"
+    ? el("td", { class: "wide text", dir: "auto" }, visible(one.text), el("div", { class: "quiet small" }, el("a", { href: exampleLink(one.example) }, `example ${one.example}`), one.held_out ? " · held out" : null))
+    : el("td", { class: "wide variant", dir: "auto", title: visible(one.text) }, visible(one.variant)));
+  const table = el("table", { class: "tight" },
+    el("thead", {}, el("tr", {}, ["example and variants", "coefficient", "answer"].map((title, n) => el("th", { scope: "col", class: n === 1 ? "number" : "" }, title)))),
+    el("tbody", {}, inside.cases.map((one) => el("tr", { class: one.variant === "as it is" ? "best" : "" }, line(one),
+      el("td", { class: "number" }, bar(one.coefficient / largest), ` ${decimals(one.coefficient)}`),
+      el("td", {}, el("span", { class: "chip", dir: "auto" }, visible(one.answer)), ` ${percent(one.probability, 0)}`)))));
+  table.csv = () => [["example", "held out", "variant", "text", "coefficient", "answer", "probability"], ...inside.cases.map((one) => [one.example, one.held_out, one.variant, one.text, one.coefficient, one.answer, one.probability])];
+  return el("section", { id: "cases" }, el("h2", {}, worded("case study", "Case study")), el("div", { class: "scroll" }, table));
 }
 
 // --- words of texts that a reader tries --------------------------------------------------------------------------
