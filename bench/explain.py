@@ -22,12 +22,12 @@ from scipy.stats import spearmanr
 from bench import entry
 from bench.perturb import CACHE as PERTURB_CACHE
 from bench.perturb import SCALE, prepare
+from npeff.analyse.answers import change_of_answers
 from npeff.analyse.ranking import top_examples
 from npeff.analyse.run import read_examples
 from npeff.collect.session import Prepared, collect_prompts, prepare_run, read_prompts
 from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
-from npeff.explain.answers import change_of_answers
 from npeff.explain.names import TOLD, Lexicon, give_name
 from npeff.explain.parts import RANDOM_AT, Anatomy, check_parts
 from npeff.explain.run import words_of_example

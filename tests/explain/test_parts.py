@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from npeff.collect.session import read_prompts
-from npeff.explain.parts import Anatomy, attention_from_end, check_parts, describe, trace
+from npeff.explain.parts import Anatomy, attention_from_end, check_parts, describe, mean_trace, trace
 from npeff.models.select import blocks, select_parameters
 from npeff.perturb.evaluate import Divergence
 from npeff.perturb.weights import EditedWeights
@@ -122,3 +122,16 @@ def test_attention_of_the_last_token(run, prepared):
     assert network.config._attn_implementation == before
     assert [len(row) for row in weights] == [len(prompt)] * 3
     assert [sum(row) for row in weights] == pytest.approx([1, 1, 1], abs=1e-3)
+
+
+def test_the_mean_of_traces_is_by_place():
+    """Of prompts `1 2 text 9`: the value of a text's token at 1/16, 3/16, ... of its length."""
+    prompts = [[1, 2, *range(10, 18), 9], [1, 2, *range(30, 46), 9]]
+    sizes = [[[float(t) for t in range(len(prompt))], [1.0] * len(prompt)] for prompt in prompts]
+    places, mean = mean_trace(prompts, sizes, [f"t{token}" for token in prompts[0]])
+    assert places == ["t1", "t2", *(f"text {n}/8" for n in range(1, 9)), "t9"]
+    assert mean[0] == [0, 1, *((2 + k + 2 + 2 * k + 1) / 2 for k in range(8)), (10 + 18) / 2]
+    assert mean[1] == [1.0] * 11
+    assert mean_trace(prompts[:1], sizes[:1], list("abcdefghijk")) == (list("abcdefghijk"), sizes[0])
+    shorter = mean_trace([[1, 2], [1, 2, 3]], [[[1.0, 2.0]], [[3.0, 4.0, 5.0]]], ["a", "b"])
+    assert shorter == (["a", "b", *(f"text {n}/8" for n in range(1, 9))], [[2.0, 3.0, *[3.5] * 8]])

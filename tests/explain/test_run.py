@@ -46,6 +46,11 @@ def test_everything_about_a_component(copy, explained):
         assert [point.parts for point in each.parts.curve] == [0.01, 0.03, 0.1, 0.3]
         assert len(each.trace.sizes[0]) == len(each.trace.tokens)
         assert len(each.trace.attention) == 3
+        assert each.trace.examples == [words.example for words in each.words if words.held_out]
+        assert [len(row) for row in each.trace.mean] == [len(each.trace.places)] * len(each.trace.sizes)
+        assert [place for place in each.trace.places if place.startswith("text")] == [
+            f"text {n}/8" for n in range(1, 9)
+        ]
 
 
 def test_what_is_done_is_not_done_again(copy, explained, monkeypatch, capsys):

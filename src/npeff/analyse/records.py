@@ -92,6 +92,10 @@ class ComponentAnalysis(Record):
     """Its examples under each way of ranking them; methods without signs have one."""
     recurrence: float | None = None
     """Share of the fits from other seeds and of other examples that find it again; None if it was not measured."""
+    argues_for: str | None = None
+    """The answer that rises along it, whatever its examples are predicted; None where the run does not tell."""
+    agreement: float | None = None
+    """How alike a step along it changes the answers of its top examples: length of the mean change ÷ mean length."""
 
     @property
     def recurs(self) -> bool:
@@ -187,6 +191,8 @@ class Analysis(Summary, kw_only=True):
     """Components to which the same examples respond, the closest first."""
     recurrence_by_chance: float | None
     """Share of components that directions of the same space find again by chance; None if it was not measured."""
+    agreement_by_chance: float | None = None
+    """`agreement` of as many random examples, mean over components; None where the run does not tell."""
 
     @property
     def tuned_predictions(self) -> list[str | None]:

@@ -1,7 +1,9 @@
 """An analysis for people and machines: JSON, CSV, Markdown, LaTeX, figures."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,12 @@ def _structure_in_words(analysis: Analysis) -> list[str]:
         lines.append(
             f"{count} recur in half or more of {analysis.inputs.options.refits} other fits ({chance} by chance)"
         )
+    argued = Counter(each.argues_for for each in analysis.component if each.argues_for)
+    if argued and analysis.agreement_by_chance is not None:
+        agreement = fmean(each.agreement for each in analysis.component if each.agreement is not None)
+        counts = ", ".join(f"{name.strip()} {count}" for name, count in argued.most_common(4))
+        chance = percent(analysis.agreement_by_chance)
+        lines.append(f"argue for {counts}; top examples agree {percent(agreement)} (random ones {chance})")
     grouped = {j for group in analysis.groups for j in group.members}
     if grouped:
         lines.append(f"{len(grouped)} belong to groups that the same examples respond to")
@@ -117,6 +125,7 @@ def components_table(analysis: Analysis) -> Table:
     """
     tuned = [f"{kind}_tuned" for kind in KINDS]
     plain = [*tuned, "prediction_purity", "label_purity", "used", "density", "energy", "recurrence"]
+    plain += ["argues_for", "agreement"]
     names = ["component", *plain, "labels", "predictions", "median", "max", "top", "shares", "correlated"]
     table = Table(f"Components of {analysis.name}", [Column(name) for name in names])
     for component in analysis.component:
@@ -178,6 +187,8 @@ def energy_table(analysis: Analysis, texts: pa.ChunkedArray) -> Table:
     recurring = analysis.recurrence_by_chance is not None
     shares = {"energy": ".2%", **({"recurrence": ".0%"} if recurring else {}), "density": ".1%"}
     columns = [Column("component"), *(Column(name, style) for name, style in shares.items())]
+    argued = analysis.agreement_by_chance is not None
+    columns += [Column("argues for"), Column("agreement", ".0%")] * argued
     columns += map(Column, ("tuned", "labels in top", "predictions in top", "first example"))
     order = ", those that recur first" if recurring else ""
     table = Table(f"## The {min(_SHOWN, analysis.components)} components with most energy{order}", columns)
@@ -187,6 +198,7 @@ def energy_table(analysis: Analysis, texts: pa.ChunkedArray) -> Table:
         text = texts[first.top[0]].as_py() if first.top else ""
         counts = (_most_frequent(classes) for classes in (first.labels, first.predictions))
         numbers = [component.number, *(getattr(component, name) for name in shares)]
+        numbers += [component.argues_for, component.agreement] * argued
         table.rows.append([*numbers, _tuned(component), *counts, shorten(text, 100)])
     return table
 

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from npeff.analyse import matching, report, tunings
+from npeff.analyse import answers, matching, report, tunings
 from npeff.analyse.config import AnalyseConfig
 from npeff.analyse.groups import groups
 from npeff.analyse.records import Analysis, AnalysisInputs, AnalysisOptions, ComponentAnalysis, Ordering
@@ -18,8 +19,9 @@ from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_nam
 from npeff.store.run import Run
 from npeff.utils import Array, UserError, __version__, from_dict, read_object, replace, rounded
 
-FORMAT = 3
-"""Layout and rules of an analysis; one of others is made again. Since 2 LnP counts as in the paper, 3 has groups."""
+FORMAT = 4
+"""Layout and rules of an analysis; one of others is made again. Since 2 LnP counts as in the paper, 3 has groups.
+4 has answers."""
 CORRELATED = 8
 """Most correlated components that are listed for each component."""
 
@@ -92,7 +94,7 @@ def analyse_one(run: Run, name: str, options: AnalysisOptions | None = None, qui
             print(f"{name}: the analysis in {folder / ANALYSIS} is up to date.")
         return saved
     decomposition = open_decomposition(run, name)
-    analysis = summarise(name, decomposition, read_examples(run), inputs)
+    analysis = _with_answers(run, decomposition, summarise(name, decomposition, read_examples(run), inputs))
     if inputs.options.refits:
         found, chance = recurrence(run, decomposition, inputs.options.refits)
         component = [replace(each, recurrence=share) for each, share in zip(analysis.component, found, strict=True)]
@@ -184,6 +186,15 @@ def summarise(name: str, decomposition: Decomposition, examples: tunings.Example
     )
 
 
+def _with_answers(run: Run, decomposition: Decomposition, analysis: Analysis) -> Analysis:
+    """An analysis with what components argue for: of several orderings, the last is by absolute values."""
+    tops = [np.array(each.orderings[-1].top, dtype=np.int64) for each in analysis.component]
+    pairs = list(zip(analysis.component, answers.signatures(run, decomposition, tops), strict=True))
+    known = [replace(each, argues_for=a.argues_for, agreement=a.coherence) if a else each for each, a in pairs]
+    chance = answers.coherence_by_chance(run, decomposition, analysis.top) if any(a for _, a in pairs) else None
+    return replace(analysis, component=known, agreement_by_chance=chance)
+
+
 def _components(components: list[list[Ordering]], decomposition: Decomposition, usable: int) -> list[ComponentAnalysis]:
     """The entry of each component; `usable` is the number of usable examples."""
     energy, used = decomposition.energy, decomposition.used
@@ -196,7 +207,7 @@ def _components(components: list[list[Ordering]], decomposition: Decomposition, 
     return [
         ComponentAnalysis(
             number=number,
-            **{f"{kind}_tuned": flag for kind, flag in tunings.tuned(orderings).items()},
+            **dict[str, Any]((f"{kind}_tuned", flag) for kind, flag in tunings.tuned(orderings).items()),
             prediction_purity=tunings.overall(max, (ordering.prediction_purity for ordering in orderings)),
             label_purity=tunings.overall(max, (ordering.label_purity for ordering in orderings)),
             used=int(used[number]),

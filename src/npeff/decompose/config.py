@@ -12,6 +12,8 @@ from npeff.utils import Record, UserError
 
 Method = Literal["npeff", "gnpeff", "clusters", "sae", "svd-gradients", "svd-activations"]
 METHODS: tuple[Method, ...] = get_args(Method)
+LIFTABLE_METHODS: tuple[Method, ...] = ("npeff", "gnpeff", "clusters", "svd-gradients")
+"""Methods whose components are directions in parameter space."""
 METHOD_TITLES: dict[Method, str] = {
     "npeff": "NPEFF",
     "gnpeff": "G-NPEFF",

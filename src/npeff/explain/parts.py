@@ -27,6 +27,8 @@ CURVE = (0.01, 0.03, 0.1, 0.3)
 """Shares of the parts at which sufficiency and necessity are measured."""
 RANDOM_AT = 0.1
 """Share at which random parts of the same energy are measured, too."""
+TEXT_PARTS = 8
+"""Equal parts that texts of different lengths are divided into for the mean of traces."""
 _READERS = ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1", "dense_h_to_4h")
 _WRITERS = ("down_proj", "fc2", "dense_4h_to_h", "mlp.c_proj")
 _OUTPUTS = ("o_proj", "out_proj", "attn.c_proj", "attention.dense", "self_attn.dense")
@@ -260,6 +262,38 @@ def trace(
             for hook in hooks:
                 hook.remove()
     return [rounded(row[: len(prompt)]) for row in sizes]
+
+
+def mean_trace(
+    prompts: Sequence[Sequence[int]], sizes: Sequence[Sequence[Sequence[float]]], tokens: Sequence[str]
+) -> tuple[list[str], list[list[float]]]:
+    """The mean of what `trace` finds of several examples.
+
+    Args:
+        prompts: Token ids of the examples.
+        sizes: What `trace` found of each, [layers][positions].
+        tokens: The first example's tokens.
+
+    Returns:
+        What stands at each place (the tokens that all examples begin with, equal parts of the rest, the tokens that all
+        end with) and mean sizes, [layers][places].
+    """
+    before, after = (_shared([prompt[::way] for prompt in prompts]) for way in (1, -1))
+    after = min(after, min(map(len, prompts)) - before)
+    parts = TEXT_PARTS if max(map(len, prompts)) > before + after else 0
+    columns = []
+    for prompt, own in zip(prompts, sizes, strict=True):
+        end = len(prompt) - after
+        rest = (before + (np.arange(parts) + 0.5) / TEXT_PARTS * (end - before)).astype(int).clip(max=len(prompt) - 1)
+        columns.append(np.array(own)[:, [*range(before), *rest, *range(end, len(prompt))]])
+    names = [*tokens[:before], *(f"text {n + 1}/{parts}" for n in range(parts)), *tokens[len(prompts[0]) - after :]]
+    return names, [rounded(row) for row in np.mean(columns, 0).tolist()]
+
+
+def _shared(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all prompts begin with."""
+    same = [len(set(each)) == 1 for each in zip(*prompts, strict=False)]
+    return [*same, False].index(False)
 
 
 def attention_from_end(network: Any, prompt: Sequence[int], heads: Sequence[Part]) -> list[list[float]]:

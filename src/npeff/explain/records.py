@@ -6,8 +6,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from npeff.analyse.answers import Answers
 from npeff.decompose.base import CONFIG
-from npeff.explain.answers import Answers
 from npeff.explain.names import Name
 from npeff.explain.parts import Part, Parts
 from npeff.store.layout import EXPLANATIONS, decomposition_folder
@@ -64,7 +64,7 @@ class HeadView(Record):
 
 
 class Trace(Record):
-    """How a change along a component travels through the model, for one example."""
+    """How a change along a component travels through the model, for one example and for the mean of several."""
 
     example: int
     """The example."""
@@ -74,6 +74,12 @@ class Trace(Record):
     """Size of the derivative of the residual stream behind each block ÷ the stream's own, [layers][positions]."""
     attention: list[HeadView]
     """Of the leading heads."""
+    examples: list[int] = field(default_factory=list)
+    """Those that the mean is of."""
+    places: list[str] = field(default_factory=list)
+    """The tokens that all of them begin with, equal parts of the rest, the tokens that all end with."""
+    mean: list[list[float]] = field(default_factory=list)
+    """Mean of `sizes`, [layers][places]."""
 
 
 class Explanation(Record):

@@ -7,21 +7,22 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from npeff.analyse.answers import Answers, can_read, signature, signatures
 from npeff.analyse.ranking import columns, top_examples
 from npeff.analyse.run import read_examples
 from npeff.collect.session import Prepared, prepare_run, read_prompts
 from npeff.decompose.base import Decomposition, Order
+from npeff.decompose.config import LIFTABLE_METHODS
 from npeff.decompose.run import open_decomposition
 from npeff.explain import records
-from npeff.explain.answers import Answers, can_read, signature
 from npeff.explain.config import ExplainConfig
 from npeff.explain.names import Lexicon, give_name
-from npeff.explain.parts import Anatomy, Parts, attention_from_end, check_parts, describe, trace
+from npeff.explain.parts import Anatomy, Parts, attention_from_end, check_parts, describe, mean_trace, trace
 from npeff.explain.records import Explanation, HeadView, Names, Pair, Trace, WeighedText, WordEffects
 from npeff.explain.words import LeaveOut, Span, Words, phrases, read_words
 from npeff.models.select import blocks
 from npeff.perturb.evaluate import Divergence
-from npeff.perturb.lift import LIFTABLE_METHODS, Lifter, Parameters, RowSums, component_sums, group_sum, truncate
+from npeff.perturb.lift import Lifter, Parameters, RowSums, component_sums, group_sum, truncate
 from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
@@ -108,20 +109,15 @@ def name_all(run: Run, name: str, decomposition: Decomposition) -> Names:
         return old
     examples, held_out = read_examples(run), np.array(decomposition.notes.held_out, dtype=np.int64)
     lexicon = Lexicon(run.table["text"].to_pylist(), np.setdiff1d(np.flatnonzero(run.usable), held_out))
-    labels = run.manifest.task.labels
-    readable = bool(labels) and can_read(run, decomposition)
     order: Order = "absolute" if "absolute" in decomposition.orders else "positive"
-    names, answers = [], list[Answers | None]()
+    names, tops = [], []
     scores = progress(
         columns(decomposition.scores(order)), desc="Naming", unit="component", total=decomposition.config.components
     )
     for j, own in enumerate(scores):
         names.append(give_name(j, own, lexicon, examples, held_out))
-        top = top_examples(own, run.usable, TOP)
-        answers.append(
-            signature(run, decomposition.components[j], top, labels.__getitem__) if readable and len(top) else None
-        )
-    found = Names(records.key_of(run, name), names, answers)
+        tops.append(top_examples(own, run.usable, TOP))
+    found = Names(records.key_of(run, name), names, signatures(run, decomposition, tops))
     write_record(records.explanations_folder(run, name) / records.NAMES, found, sealed=True)
     return found
 
@@ -206,12 +202,13 @@ class _Session:
                 self.prepared, self.anatomy, vector, [self.prompts[i] for i in measured], self.config.seed
             )
             parts = replace(parts, curve=points)
-        network, example = self.prepared.model.network, (measured or [i for i, _ in chosen])[0]
-        prompt, heads = self.prompts[example], parts.leading_heads[:VIEWED]
-        weights = attention_from_end(network, prompt, heads)
-        tokens = [self.prepared.model.tokenizer.decode([token]) for token in prompt]
-        sizes = trace(self.prepared, list(blocks(network)), prompt, vector)
-        return parts, Trace(example, tokens, sizes, [HeadView(*pair) for pair in zip(heads, weights, strict=False)])
+        network, examples = self.prepared.model.network, measured or [i for i, _ in chosen]
+        prompts, heads = [self.prompts[i] for i in examples], parts.leading_heads[:VIEWED]
+        weights = attention_from_end(network, prompts[0], heads)
+        views = [HeadView(*pair) for pair in zip(heads, weights, strict=False)]
+        tokens = [self._token(token) for token in prompts[0]]
+        sizes = [trace(self.prepared, list(blocks(network)), prompt, vector) for prompt in prompts]
+        return parts, Trace(examples[0], tokens, sizes[0], views, examples, *mean_trace(prompts, sizes, tokens))
 
 
 def examples_of(run: Run, decomposition: Decomposition, component: int, count: int) -> list[tuple[int, bool]]:

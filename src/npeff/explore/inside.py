@@ -4,9 +4,9 @@ import re
 
 import torch
 
+from npeff.analyse.answers import Answers
 from npeff.decompose.base import Decomposition
 from npeff.explain import records
-from npeff.explain.answers import Answers
 from npeff.explain.names import Name
 from npeff.explain.parts import Parts
 from npeff.explain.records import Case, Judged, Trace, WordEffects

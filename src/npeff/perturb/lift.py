@@ -20,6 +20,7 @@ from npeff.collect.session import Prepared
 from npeff.collect.sketch.base import Captured, by_matrix, with_bias
 from npeff.decompose.base import Decomposition
 from npeff.decompose.blocks import Block, Blocks
+from npeff.decompose.config import LIFTABLE_METHODS
 from npeff.decompose.solver import gram, inverse
 from npeff.models.select import CapturedModule
 from npeff.store.rows import RowSource, SubsetRows
@@ -29,8 +30,6 @@ from npeff.utils.types import Array
 
 Parameters = dict[str, torch.Tensor]
 """A vector of parameter space: module name → float32 [d_out, columns]."""
-LIFTABLE_METHODS = ("npeff", "gnpeff", "clusters", "svd-gradients")
-"""Decomposition methods whose components are directions in parameter space."""
 LEVELS = 64
 """Sizes of prefix that `truncate` tries for each vector."""
 

@@ -13,13 +13,14 @@ from npeff.collect.identity import PLACES
 from npeff.collect.identity import differences as identity_differences
 from npeff.collect.session import prepare_run, prepare_to_edit, read_prompts
 from npeff.decompose.base import Decomposition
+from npeff.decompose.config import LIFTABLE_METHODS
 from npeff.decompose.run import open_decomposition
 from npeff.perturb import records as recorded
 from npeff.perturb import report
 from npeff.perturb.config import ALL, PerturbConfig
 from npeff.perturb.elsewhere import Elsewhere, background_rows, read_passages
 from npeff.perturb.evaluate import Evaluator
-from npeff.perturb.lift import LIFTABLE_METHODS, Lifter, Parameters, check_method, scale_to_unit, truncate
+from npeff.perturb.lift import Lifter, Parameters, check_method, scale_to_unit, truncate
 from npeff.perturb.protocol import Plan, Subject, make_plan
 from npeff.perturb.records import ComponentRecord, Results
 from npeff.perturb.sensing import Scaled, check_sketch, sense

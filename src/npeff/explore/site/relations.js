@@ -125,7 +125,7 @@ function whereBody(found) {
 // The shortest ends of module names that still tell them apart.
 function shortNames(names) {
   for (let parts = 1; parts < 6; parts++) {
-    const short = names.map((name) => name.split(".").slice(-parts).join("."));
+    const short = names.map((name) => name.split(/\.(?=\w)/).slice(-parts).join("."));
     if (new Set(short).size === names.length) return short;
   }
   return names;
@@ -157,7 +157,7 @@ function heatMap({ layers, kinds, shares }, say) {
   const ways = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   const legend = [0, 0.2, 0.4, 0.6, 0.8, 1];
   const drawn = svg("svg", {
-    class: "heat", viewBox: `0 0 ${width} ${height.toFixed(0)}`, role: "img", tabindex: "0", "aria-label": `Heat map of ${layers.length} layers and ${kinds.length} kinds of modules; most in ${place(...most.slice(1))}`,
+    class: "heat", viewBox: `0 0 ${width} ${height.toFixed(0)}`, role: "img", tabindex: "0", "aria-label": `Heat map of ${layers.length} layers and ${kinds.length} columns; most in ${place(...most.slice(1))}`,
     onpointerover: (event) => { const found = event.target.closest(".cell"); if (found) point(...found.dataset.at.split(" ").map(Number)); },
     onpointerleave: rest, onblur: rest,
     onfocus: () => { cursor.setAttribute("visibility", "visible"); point(...at); },

@@ -14,7 +14,7 @@ import torch
 from npeff.collect.config import CollectConfig
 from npeff.collect.directions import make_directions
 from npeff.decompose.base import Decomposition
-from npeff.perturb.lift import LIFTABLE_METHODS
+from npeff.decompose.config import LIFTABLE_METHODS
 from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
 from npeff.utils import Record, from_dict, rounded
@@ -45,7 +45,8 @@ class Answers(Record):
 
 def can_read(run: Run, decomposition: Decomposition) -> bool:
     """Whether a run has what answers are read from."""
-    return decomposition.config.method in LIFTABLE_METHODS and "fisher" in run.manifest.collected and run.has_rows
+    known = decomposition.config.method in LIFTABLE_METHODS and "fisher" in run.manifest.collected and run.has_rows
+    return known and run.has_tensor("probabilities")
 
 
 def change_of_answers(
@@ -79,6 +80,24 @@ def change_of_answers(
     return change - (change * p[:, None]).sum(2, keepdim=True)
 
 
+def signatures(run: Run, decomposition: Decomposition, examples: Sequence[Array]) -> list[Answers | None]:
+    """What components do to the answers of their examples, where the run keeps what that is read from.
+
+    Args:
+        run: The run.
+        decomposition: Its components, C of them.
+        examples: For each component, its examples, best first.
+
+    Returns:
+        [C]; None for a component without examples, and for all where answers are not those of the task's labels.
+    """
+    names = run.manifest.task.labels
+    if not names or not can_read(run, decomposition):
+        return [None] * len(examples)
+    p, pairs = run.tensor("probabilities"), zip(decomposition.components, examples, strict=True)
+    return [signature(run, each, top, names.__getitem__, p[np.sort(top)]) if len(top) else None for each, top in pairs]
+
+
 def signature(
     run: Run, component: torch.Tensor, examples: Array, name: Callable[[int], str], p: torch.Tensor | None = None
 ) -> Answers:
@@ -107,9 +126,29 @@ def signature(
     return Answers(
         names=[name(a) for a in listed],
         signature=rounded(mean[listed].tolist()),
-        coherence=float(mean.norm() / changes.norm(dim=1).mean().clamp_min(1e-300)),
+        coherence=float(_coherence(changes)),
         sign=sign,
         argues_for=name(int((changes * probabilities).mean(0).argmax())),
         examples=examples.tolist(),
         changes=[rounded(row) for row in changes[:, listed].tolist()],
     )
+
+
+def coherence_by_chance(run: Run, decomposition: Decomposition, count: int) -> float:
+    """Coherence of as many examples as components have, drawn at random and the same for all components.
+
+    Args:
+        run: A run whose answers `signatures` can read.
+        decomposition: Its components.
+        count: How many examples.
+
+    Returns:
+        Mean over components.
+    """
+    drawn = np.sort(np.random.default_rng(0).permutation(np.flatnonzero(run.usable))[:count])
+    return float(_coherence(change_of_answers(run, drawn.tolist(), decomposition.components)).mean())
+
+
+def _coherence(changes: torch.Tensor) -> torch.Tensor:
+    """Length of the mean change ÷ mean length, of changes [n, ..., r]."""
+    return changes.mean(0).norm(dim=-1) / changes.norm(dim=-1).mean(0).clamp_min(1e-300)
