@@ -53,8 +53,8 @@ WORDS = range(4, 11)
 SHARED = 4
 """No two phrases have so many words in a row in common."""
 CARRIERS = 0.15
-"""Share of the examples that carry a direction, for all methods and directions: with fewer, a rejected one is not close to
-the whole sum."""
+"""Share of the examples that carry a direction, for all methods and directions: with fewer, a rejected one is not close
+to the whole sum."""
 SMALL = 0.05
 """Multiple of the magnitude at which second order should hold: a KL of 1/400 of the evaluation's."""
 PLANTED, PLANTED_MODULES, WIDTH = 200, 6, 768
