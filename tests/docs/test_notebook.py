@@ -20,7 +20,7 @@ def test_the_notebook_runs_and_draws(sandbox: Sandbox, monkeypatch: pytest.Monke
     monkeypatch.setenv("NPEFF_NOTEBOOK_DATA", str(sandbox.directory / "data" / "sst2.jsonl"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(sandbox.directory)}}).execute()
+    NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(sandbox.directory)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
     assert "times as much as random ones" in json.dumps(outputs)
