@@ -20,7 +20,6 @@ import json
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from npeff.analyse.ranking import columns
 from npeff.analyse.records import Analysis
@@ -137,7 +136,7 @@ def read_analyses(run: Run) -> list[Analysis]:
     return sorted(analyses, key=lambda analysis: METHODS.index(analysis.method))
 
 
-def _made(run: Run, names: list[str], default: str) -> dict[str, Any]:
+def _made(run: Run, names: list[str], default: str) -> dict[str, str | int | dict[str, str]]:
     """What the page is made of now (site.json); if that has changed, the page is made again."""
     return {
         "npeff": __version__,
