@@ -93,8 +93,6 @@ class ReproduceConfig(Record):
         for given in self.examples:
             task, _, count = given.partition("=")
             if task not in BUILTIN or not count.isdigit() or int(count) < 1:
-                raise UserError(
-                    f"--examples {given!r}: write TASK=NUMBER, as sst2=4000; tasks are {', '.join(BUILTIN)}."
-                )
+                raise UserError(f"--examples {given!r}: write TASK=NUMBER, as sst2=4000, of {', '.join(BUILTIN)}.")
             counts[task] = int(count)
         return counts

@@ -44,9 +44,7 @@ class MakeConfig(Record):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.random_groups < self.groups:
-            raise UserError(
-                f"--random-share {self.random_share} of {self.groups} groups leaves no random or no component group."
-            )
+            raise UserError(f"--random-share {self.random_share} of {self.groups} groups makes none or all random.")
         if len(set(self.decomposition)) < len(self.decomposition):
             raise UserError("--decomposition names the same one twice.")
         if (self.sample_component is None) != (not (self.sample_theme or "").strip()):
