@@ -141,7 +141,6 @@ def test_long_and_further_texts(tmp_path: Path) -> None:
         ({"groups": 40}, "has 12 components with 5 distinct.*20 are needed"),
         ({"size": 25, "groups": 12, "random_share": 0.9}, "11 control groups need 275 distinct texts"),
         ({"sample_component": 99, "sample_theme": "x"}, "no component 99 with 5 distinct"),
-        ({"font": "absent.ttf"}, "Cannot use the font absent.ttf"),
     ],
 )
 def test_what_cannot_be_made_is_said(run: Run, tmp_path: Path, options: dict[str, object], message: str) -> None:

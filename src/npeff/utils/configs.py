@@ -154,12 +154,9 @@ def check_numbers(config: Any) -> None:
             if isinstance(number, float) and number != number:
                 raise UserError(f"Option {field.name} is not a number.")
             if isinstance(number, int) and not -limit < number < limit:
-                raise UserError(f"Option {field.name} cannot be {_brief(number)}; it must be below {limit}.")
-
-
-def _brief(number: int) -> str:
-    # Python refuses to write out integers of thousands of digits
-    return str(number) if number.bit_length() < 100 else f"{number:.3e}" if number.bit_length() < 1000 else "so large"
+                # Python refuses to write out integers of thousands of digits
+                value = number if number.bit_length() < 1000 else "so large"
+                raise UserError(f"Option {field.name} cannot be {value}; it must be below {limit}.")
 
 
 def from_options(kind: type[Config], options: dict[str, Any]) -> Config:
