@@ -54,7 +54,7 @@ class ReproduceConfig(Record):
 
     table: tyro.conf.Positional[str] = "list"
     """Name of a recipe, the label of its table in the paper's source, `all` for every recipe in turn, or `list`: the
-    recipes, what they need, and roughly what they cost at this scale."""
+    recipes, and what they collect at this scale (`npeff collect --dry-run` measures what a collection takes)."""
     scale: float = 1.0
     """Share of the paper's examples to use; `npeff reproduce list` says how all else shrinks with it."""
     examples: tuple[str, ...] = ()
