@@ -65,12 +65,8 @@ COMMANDS = {
     "sweep": Command("analyse", "SweepConfig", "sweep:sweep", "how many components to take"),
     "spectra": Command("analyse", "SpectraConfig", "spectra:spectra", "how fast the Fishers' eigenvalues fall"),
     "perturb": Command("perturb", "PerturbConfig", "run:perturb", "change the model along components, and measure"),
-    "explain": Command(
-        "explain", "ExplainConfig", "run:explain", "words, answers, heads, neurons, names of components"
-    ),
-    "casestudy": Command(
-        "explain", "CaseStudyConfig", "casestudy:casestudy", "one component, its words removed and swapped"
-    ),
+    "explain": Command("explain", "ExplainConfig", "run:explain", "words, answers, heads and names of components"),
+    "casestudy": Command("explain", "CaseStudyConfig", "casestudy:casestudy", "a component's words removed, swapped"),
     "diff": Command("act", "DiffConfig", "diff:diff", "what differs between two models on the same examples"),
     "steer": Command("act", "SteerConfig", "steer:steer", "answers and text with a component turned up or down"),
     "explore": Command("explore", "ExploreConfig", "server:explore", "look at a run in the browser"),

@@ -1,8 +1,10 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
+from typing import ClassVar
+
 import tyro
 
-from npeff.utils import Record, UserError
+from npeff.utils import Record
 
 FEWEST = 200
 """Examples of a demo: with fewer, too few are held out to choose and to measure on."""
@@ -11,6 +13,8 @@ FEWEST = 200
 class DemoConfig(Record):
     """Find and test components of the embedded model on the embedded film reviews. Nothing is downloaded."""
 
+    least: ClassVar[dict[str, int]] = {"examples": FEWEST, "components": 1}
+
     run: str | None = None
     """Directory of the run: runs/demo, or runs/demo-N for N instead of 1000 examples. A second demo in it only does
     what has changed."""
@@ -18,12 +22,6 @@ class DemoConfig(Record):
     """Review snippets to use; 1000, or what the environment variable NPEFF_DEMO_EXAMPLES says."""
     components: int | None = None
     """Components to look for; one for every 15 examples that are fitted if not given."""
-
-    def __post_init__(self) -> None:
-        if (self.examples is not None and self.examples < FEWEST) or (
-            self.components is not None and self.components < 1
-        ):
-            raise UserError(f"The demo needs at least {FEWEST} examples and 1 component.")
 
 
 class VerifyConfig(Record):

@@ -54,9 +54,7 @@ def verify(config: VerifyConfig) -> list[str]:
     for message in results:
         print(message)
     if names and not config.repair:
-        raise UserError(
-            f"{len(names)} damaged files. Run `npeff verify {config.run}` without --no-repair to collect them again."
-        )
+        raise UserError(f"{len(names)} damaged files. `npeff verify {config.run}` without --no-repair repairs them.")
     if results:
         raise UserError(f"{len(results)} results are damaged. See above for the commands that make them again.")
     if not names:

@@ -32,9 +32,9 @@ def test_the_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     found = to_dict(result)
     assert [row["components"] for row in found["seeds"]] == [4, 8]
     assert all(row["pairs"] == 1 for row in found["seeds"])
-    rounding = 1e-6  # of float32: with two seeds that find the same, all three are 1
-    assert all(0 < row["coefficients"] <= row["best"] + rounding for row in found["seeds"])  # the best may repeat
-    assert all(row["best"] <= 1 + rounding for row in found["seeds"])
+    rounding = 1e-6
+    for row in found["seeds"]:  # the best may repeat
+        assert 0 < row["coefficients"] <= row["best"] + rounding <= 1 + 2 * rounding
     assert found["seeds"][0]["pseudo_fishers"] > 0.7  # four components were planted
     assert (directory / "stability.md").read_text() in capsys.readouterr().out
     assert "`npeff explore` draws the tree" in (directory / "stability.md").read_text()

@@ -30,7 +30,7 @@ def test_sweep_compares_numbers_of_components(run, capsys):
     assert kinds == [".csv", ".json", ".md", ".png", ".svg", ".tex"]
     assert json.loads((directory / "sweep.json").read_text())["rows"][1]["components"] == 8
     assert "| 8 |" in capsys.readouterr().out
-    with pytest.raises(UserError, match="components should be above 0"):
+    with pytest.raises(UserError, match="--components is 0; it should be at least 1"):
         SweepConfig(run=str(run.path), components=(8, 0))
 
 

@@ -123,7 +123,7 @@ def test_refuses_a_decomposition_of_another_run(tmp_path):
         (["--method", "clusters"], "Collect a run with --gradient"),
         (["--holdout", "1.5"], "holdout is a share"),
         (["--decomposition", "../x"], "cannot be the name of a directory"),
-        (["--components", "0"], "components should be above 0"),
+        (["--components", "0"], "--components is 0; it should be at least 1"),
     ],
 )
 def test_mistakes_end_with_code_2(arguments, message, tmp_path, capsys):

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import tyro
 
-from npeff.decompose.config import METHODS, Method, SaeConfig, SolverConfig, positive
+from npeff.decompose.config import METHODS, Method, SaeConfig, SolverConfig
 from npeff.utils import Record, UserError
 
 
@@ -14,6 +14,7 @@ class AnalyseConfig(Record):
 
     renamed: ClassVar[dict[str, str]] = {"name": "decomposition"}
     removed: ClassVar[dict[str, str]] = {"correlated": "the eight most correlated components are listed."}
+    least: ClassVar[dict[str, int]] = {"top": 2, "refits": 0}
 
     run: tyro.conf.Positional[str]
     """Directory of the run."""
@@ -27,17 +28,12 @@ class AnalyseConfig(Record):
     """How often NPEFF is fitted again, from other seeds and to halves of the examples, to see which components recur.
     If not given, 4 times where that takes less than about two minutes."""
 
-    def __post_init__(self) -> None:
-        if self.top < 2:
-            raise UserError("--top must be at least 2.")
-        if self.refits is not None and self.refits < 0:
-            raise UserError("--refits must be at least 0.")
-
 
 class CompareConfig(Record):
     """Decompose a run with several methods, analyse each, and put their tunings side by side. Continues if stopped."""
 
     common: ClassVar[tuple[str, ...]] = ("methods", "components", "seed", "top")
+    least: ClassVar[dict[str, int]] = {"components": 1, "top": 2}
 
     run: tyro.conf.Positional[str]
     """Directory of the run; one collection with Fishers, gradients and activations feeds all methods."""
@@ -56,16 +52,16 @@ class CompareConfig(Record):
     sae: SaeConfig = field(default_factory=SaeConfig)
 
     def __post_init__(self) -> None:
-        if not self.methods or self.top < 2:
-            raise UserError("Give at least one method and a top of 2.")
-        if self.components is not None:
-            positive("components", self.components)
+        super().__post_init__()
+        if not self.methods:
+            raise UserError("Give at least one method.")
 
 
 class StabilityConfig(Record):
     """Decompose a run with several seeds and numbers of components, and compare the results. Continues if stopped."""
 
     removed: ClassVar[dict[str, str]] = {"against": "`npeff diff RUN OTHER` compares two runs of the same examples."}
+    least: ClassVar[dict[str, int]] = {"components": 1, "top": 2}
 
     run: tyro.conf.Positional[str]
     """Directory of the run."""
@@ -82,16 +78,13 @@ class StabilityConfig(Record):
     """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("components", "seeds"):
             values = getattr(self, name)
             if len(set(values)) < len(values) or (name == "seeds" and not values):
                 raise UserError(f"--{name} should be different numbers, at least one.")
-        for count in self.components:
-            positive("components", count)
         if len(self.seeds) < 2 and len(self.components) == 1:
             raise UserError("Nothing to compare: give two seeds or two numbers of components.")
-        if self.top < 2:
-            raise UserError("--top must be at least 2.")
 
 
 class SpectraConfig(Record):
@@ -116,8 +109,6 @@ class SweepConfig(SolverConfig, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for count in self.components:
-            positive("components", count)
         if not 0 < self.holdout < 1:
             raise UserError(f"holdout is a share of the examples, above 0 and below 1, not {self.holdout}.")
 
@@ -126,6 +117,7 @@ class ProbeConfig(Record):
     """Collect texts with a run's model, task and sketch, and print which components explain how much of them."""
 
     renamed: ClassVar[dict[str, str]] = {"top": "components"}
+    least: ClassVar[dict[str, int]] = {"components": 1, "examples": 0}
 
     run: tyro.conf.Positional[str]
     """Directory of the run."""
@@ -139,6 +131,6 @@ class ProbeConfig(Record):
     """Top examples of the run to print for a component."""
 
     def __post_init__(self) -> None:
-        positive("components", self.components)
+        super().__post_init__()
         if not self.texts:
             raise UserError("Give at least one text, in quotes.")

@@ -62,10 +62,9 @@ def _structure_in_words(analysis: Analysis) -> list[str]:
     """How many components recur, and how many belong to groups."""
     lines = []
     if analysis.recurrence_by_chance is not None:
-        count, chance = sum(each.recurs for each in analysis.component), percent(analysis.recurrence_by_chance)
-        lines.append(
-            f"{count} recur in half or more of {analysis.inputs.options.refits} other fits ({chance} by chance)"
-        )
+        count, fits = sum(each.recurs for each in analysis.component), analysis.inputs.options.refits
+        chance = percent(analysis.recurrence_by_chance)
+        lines.append(f"{count} recur in half or more of {fits} other fits ({chance} by chance)")
     argued = Counter(each.argues_for for each in analysis.component if each.argues_for)
     if argued and analysis.agreement_by_chance is not None:
         agreement = fmean(each.agreement for each in analysis.component if each.agreement is not None)

@@ -13,6 +13,7 @@ from npeff.analyse.groups import groups
 from npeff.analyse.records import Analysis, AnalysisInputs, AnalysisOptions, ComponentAnalysis, Ordering
 from npeff.analyse.recurrence import RECURRING, recurrence, usual_refits
 from npeff.decompose.base import Decomposition
+from npeff.decompose.config import METHODS
 from npeff.decompose.run import open_decomposition
 from npeff.store.examples import encode, whole_texts
 from npeff.store.layout import ANALYSIS, decomposition_folder, decomposition_names
@@ -66,6 +67,12 @@ def read_analysis(run: Run, name: str) -> Analysis:
         The analysis.
     """
     return analyse_one(run, name, quiet=True)
+
+
+def read_analyses(run: Run) -> list[Analysis]:
+    """An analysis of every decomposition; those of NPEFF, which is what people come for, are the first."""
+    analyses = [read_analysis(run, name) for name in decomposition_names(run.path)]
+    return sorted(analyses, key=lambda analysis: METHODS.index(analysis.method))
 
 
 def analyse_one(run: Run, name: str, options: AnalysisOptions | None = None, quiet: bool = False) -> Analysis:

@@ -19,7 +19,7 @@ from npeff.decompose.config import DecomposeConfig, suggest_components, suggest_
 from npeff.decompose.run import common_holdout, decompose
 from npeff.store.layout import STABILITY
 from npeff.store.run import Run
-from npeff.utils import __version__, remove_partials, replace, to_dict, write_record
+from npeff.utils import __version__, from_dict, remove_partials, replace, to_dict, write_record
 from npeff.utils.report import Cell, Column, Table, draw_figure, write_report
 
 _TITLES = {"coefficients": "coefficients W", "pseudo_fishers": "pseudo-Fishers G", "best": "best, by coefficients"}
@@ -82,11 +82,11 @@ def compare_seeds(decompositions: Sequence[Decomposition]) -> SeedSimilarity:
         "best": [matching.mean_best_similarity(similarity) for similarity in by_coefficients],
         "pseudo_fishers": [matching.matched_similarity(similarity) for similarity in by_components],
     }
-    fields: dict[str, Any] = {"components": len(decompositions[0].components), "pairs": len(pairs)}
+    fields: dict[str, object] = {"components": len(decompositions[0].components), "pairs": len(pairs)}
     for name, of_pairs in values.items():
         mean, deviation = matching.mean_and_deviation(of_pairs) if pairs else (None, None)
         fields |= {name: mean, f"{name}_deviation": deviation, f"{name}_pairs": of_pairs}
-    return SeedSimilarity(**fields)
+    return from_dict(SeedSimilarity, fields)
 
 
 # --- splits -------------------------------------------------------------------------------------------------------

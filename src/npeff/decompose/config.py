@@ -85,6 +85,9 @@ class SaeConfig(Record):
 class SolverConfig(Record, kw_only=True):
     """How to decompose, for any number of components."""
 
+    least: ClassVar[dict[str, int]] = dict.fromkeys(("max_passes", "chunk", "checkpoint_passes", "components"), 1)
+    least |= {"seed": 0, "tolerance": 0, "memory_gb": 0}
+
     method: Method = "npeff"
     """What to compute: NPEFF of Fishers, NPEFF of gradients, k-means, a TopK autoencoder, or an SVD."""
     seed: int = 0
@@ -109,12 +112,6 @@ class SolverConfig(Record, kw_only=True):
     paper: PaperConfig = field(default_factory=PaperConfig)
     sae: SaeConfig = field(default_factory=SaeConfig)
 
-    def __post_init__(self) -> None:
-        for name in ("max_passes", "chunk", "checkpoint_passes"):
-            positive(name, getattr(self, name))
-        if self.seed < 0 or self.tolerance < 0 or self.memory_gb < 0:
-            raise UserError("seed, tolerance and memory_gb cannot be negative.")
-
     def with_components(self, components: int) -> FitConfig:
         """These options for so many components."""
         options = {item.name: getattr(self, item.name) for item in fields(SolverConfig)}
@@ -128,10 +125,6 @@ class FitConfig(SolverConfig, kw_only=True):
 
     components: int
     """Number of components C."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("components", self.components)
 
     @property
     def name(self) -> str:
@@ -160,8 +153,6 @@ class DecomposeConfig(SolverConfig, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.components is not None:
-            positive("components", self.components)
         if self.holdout is not None and not 0 <= self.holdout < 1:
             raise UserError(f"holdout is a share of the examples, at least 0 and below 1, not {self.holdout}.")
         check_name(self.decomposition, "--decomposition")

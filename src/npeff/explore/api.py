@@ -277,11 +277,11 @@ def _from_query(kind: type, query: str) -> Any:
         given = parse_qs(query, keep_blank_values=True, max_num_fields=16, errors="strict")
     except ValueError as error:  # bytes that are not UTF-8 are one too
         raise ApiError(HTTPStatus.BAD_REQUEST, "The query cannot be read.") from error
-    values: dict[str, Any] = {}
+    values: dict[str, str | int] = {}
     for name in (each.name for each in dataclasses.fields(kind)):
         if len(given.get(name, [])) != 1:
             raise ApiError(HTTPStatus.BAD_REQUEST, f"Give {name} once.")
         values[name] = given[name][0]
-    if re.fullmatch("[0-9]{1,9}", values.get("component", ""), re.ASCII):
+    if re.fullmatch("[0-9]{1,9}", str(values.get("component")), re.ASCII):
         values["component"] = int(values["component"])
     return _checked(kind, values)

@@ -1,5 +1,7 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
+from typing import ClassVar
+
 import tyro
 
 from npeff.utils import Record, UserError
@@ -36,7 +38,9 @@ class ExportConfig(Record):
 
 
 class ThemesConfig(Record):
-    """List the themes and notes that people gave to a run's components, or write them to files."""
+    """List the themes and notes that people gave to a run's components, or write them to a file."""
+
+    removed: ClassVar[dict[str, str]] = {"json": "--csv writes them, and RUN/annotations/NAME.jsonl has them as JSON."}
 
     run: tyro.conf.Positional[str]
     """Directory of the run."""
@@ -44,5 +48,3 @@ class ThemesConfig(Record):
     """Only the themes of this decomposition; those of all if not given."""
     csv: str | None = None
     """File to write as CSV."""
-    json: str | None = None
-    """File to write as JSON."""

@@ -11,7 +11,7 @@ from npeff.perturb.statistics import Interval
 from npeff.perturb.where import Place, by_layer_and_kind
 from npeff.store.layout import PERTURBATIONS
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, read_record, sha256
+from npeff.utils import Record, UserError, read_record
 
 
 class About(Record):
@@ -72,21 +72,6 @@ Perturbation = tuple[About, dict[int, ComponentRecord]]
 """Results of one `npeff perturb`, as far as it has come: what it did, and component → what was measured."""
 
 
-def digests(run: Run) -> dict[str, str]:
-    """What the perturbations of a run are read from.
-
-    Args:
-        run: The run.
-
-    Returns:
-        File, by its place among the perturbations → its SHA-256.
-    """
-    folder = run.path / PERTURBATIONS
-    patterns = ("config", "results", "components/*", "nulls/*")
-    files = sorted(file for pattern in patterns for file in folder.glob(f"*/{pattern}.json"))
-    return {file.relative_to(folder).as_posix(): sha256(file) for file in files}
-
-
 def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> list[Perturbation]:
     """Perturbations along the components of a decomposition; those of one that has been replaced are left out.
 
@@ -110,9 +95,7 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
             fits = config["decomposition"] in (None, name) and made.key == key and not config.get("group")
             did = (config["direction"], config["way"], compared_at(config))
         except (KeyError, TypeError) as error:
-            raise UserError(
-                f"{folder} is damaged: no {error}. Run the same `npeff perturb` again, or delete it."
-            ) from error
+            raise UserError(f"{folder} is damaged: no {error}. Delete it, or run `npeff perturb` again.") from error
         every = recorded.read_records(folder, made.key) if fits else []
         records = {record.component: record for record in every if record.kind == "component"}
         if records:

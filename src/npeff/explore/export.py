@@ -20,19 +20,17 @@ import json
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from npeff.analyse.ranking import columns
 from npeff.analyse.records import Analysis
 from npeff.analyse.relations import RelatedPair, Relations, brief
-from npeff.analyse.run import read_analysis, read_examples
-from npeff.decompose.config import METHODS
+from npeff.analyse.run import read_analyses, read_examples
 from npeff.decompose.run import open_decomposition
 from npeff.explore import evidence, inside, pages
 from npeff.explore.config import ExportConfig
 from npeff.explore.themes import Themes
 from npeff.store.examples import PLACE, accuracy, label_texts, shown_texts
-from npeff.store.layout import ANALYSIS, choose_decomposition, decomposition_folder, decomposition_names
+from npeff.store.layout import ANALYSIS, EXPLANATIONS, PERTURBATIONS, choose_decomposition, decomposition_folder
 from npeff.store.run import Run
 from npeff.store.schema import Manifest
 from npeff.tasks.config import FIELD
@@ -40,7 +38,7 @@ from npeff.utils import Record, UserError, __version__, cut, percent, read_objec
 from npeff.utils.files import whole_directory, write_json, write_text
 from npeff.utils.progress import progress
 
-FORMAT = 6
+FORMAT = 7
 MARKER = "site.json"
 _SITE = resources.files("npeff") / "explore" / "site"
 ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))
@@ -131,23 +129,17 @@ def export_site(run: Run, out: Path, decomposition: str | None = None) -> Path:
     return out / "index.html"
 
 
-def read_analyses(run: Run) -> list[Analysis]:
-    """An analysis of every decomposition; those of NPEFF, which is what people come for, are the first."""
-    analyses = [read_analysis(run, name) for name in decomposition_names(run.path)]
-    return sorted(analyses, key=lambda analysis: METHODS.index(analysis.method))
-
-
-def _made(run: Run, names: list[str], default: str) -> dict[str, Any]:
+def _made(run: Run, names: list[str], default: str) -> dict[str, str | int | dict[str, str]]:
     """What the page is made of now (site.json); if that has changed, the page is made again."""
+    files = [decomposition_folder(run.path, name) / ANALYSIS / "analysis.json" for name in names]
+    files += [file for folder in (PERTURBATIONS, EXPLANATIONS) for file in (run.path / folder).rglob("[!.]*.json")]
     return {
         "npeff": __version__,
         "format": FORMAT,
         "run": run.fingerprint,
         "examples": run.manifest.examples_sha256,
         "default": default,
-        "analyses": {name: sha256(decomposition_folder(run.path, name) / ANALYSIS / "analysis.json") for name in names},
-        "perturbations": evidence.digests(run),
-        "explanations": inside.digests(run),
+        "files": {file.relative_to(run.path).as_posix(): sha256(file) for file in sorted(files)},
         "assets": {asset: hashlib.sha256((_SITE / asset).read_bytes()).hexdigest() for asset in ASSETS},
     }
 

@@ -10,9 +10,8 @@ from npeff.explain import records
 from npeff.explain.names import Name
 from npeff.explain.parts import Parts
 from npeff.explain.records import Case, Judged, Trace, WordEffects
-from npeff.store.layout import EXPLANATIONS
 from npeff.store.run import Run
-from npeff.utils import Record, rounded, sha256
+from npeff.utils import Record, rounded
 
 NEAR = 6
 """Nearest components that are listed."""
@@ -137,9 +136,3 @@ class Insides:
         best = self._nearest[component]
         alike = {j: float(own @ self._heads[j]) for j in best if own is not None and j in self._heads}
         return [Near(j, rounded([float(self._cosines[component, j])])[0], alike.get(j)) for j in best]
-
-
-def digests(run: Run) -> dict[str, str]:
-    """What explanations are read from: file → its SHA-256."""
-    folder = run.path / EXPLANATIONS
-    return {file.relative_to(folder).as_posix(): sha256(file) for file in sorted(folder.rglob("[!.]*.json"))}

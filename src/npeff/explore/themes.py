@@ -19,7 +19,7 @@ from npeff.explore.config import ThemesConfig
 from npeff.store.layout import THEMES, decomposition_folder, decomposition_names
 from npeff.store.run import Run
 from npeff.utils import Record, UserError, from_dict, is_text, read_record, to_dict
-from npeff.utils.files import only_one, remove_partials, whole_file, with_seal, without_seal, write_json
+from npeff.utils.files import only_one, remove_partials, whole_file, with_seal, without_seal
 from npeff.utils.report import Column, Table
 
 PERSON = "person"
@@ -162,10 +162,10 @@ def system_user() -> str:
 
 
 def themes(config: ThemesConfig) -> list[tuple[str, Theme]]:
-    """List the themes and notes of a run's components, or write them to files.
+    """List the themes and notes of a run's components, or write them to a file.
 
     Args:
-        config: The run, which decomposition, and the files to write.
+        config: The run, which decomposition, and the file to write.
 
     Returns:
         Name of the decomposition and theme, for every component that has one.
@@ -176,11 +176,7 @@ def themes(config: ThemesConfig) -> list[tuple[str, Theme]]:
     if config.csv is not None:
         columns = [Column("decomposition"), *(Column(field.name) for field in dataclasses.fields(Theme))]
         Table("", columns, [[name, *vars(theme).values()] for name, theme in rows]).write_csv(Path(config.csv))
-    if config.json is not None:
-        write_json(Path(config.json), [{"decomposition": name, **to_dict(theme)} for name, theme in rows])
-    files = " and ".join(file for file in (config.csv, config.json) if file is not None)
-    if files:
-        print(f"{len(rows)} themes in {files}")
+        print(f"{len(rows)} themes in {config.csv}")
     else:
         print("".join(f"{_line(name, theme)}\n" for name, theme in rows), end="")
     if not rows:

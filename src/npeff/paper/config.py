@@ -17,6 +17,7 @@ class IclConfig(Record):
 
     common: ClassVar[tuple[str, ...]] = ("decomposition", "shots", "sets", "scored")
     renamed: ClassVar[dict[str, str]] = {"names": "decomposition"}
+    least: ClassVar[dict[str, int]] = {"shots": 1, "sets": 1, "scored": 1, "top": 1, "seed": 0, "batch_tokens": 1}
 
     run: tyro.conf.Positional[str]
     """Directory of a run without a few-shot prefix, with labels and at least one decomposition."""
@@ -40,13 +41,9 @@ class IclConfig(Record):
     """Where to compute; as in the collection if not given."""
 
     def __post_init__(self) -> None:
-        for name in ("shots", "sets", "scored", "top"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1.")
+        super().__post_init__()
         if not 0.5 < self.purity <= 1:
             raise UserError("--purity is a share above 0.5 and at most 1, so that no component votes for two labels.")
-        if self.seed < 0 or (self.batch_tokens is not None and self.batch_tokens < 1):
-            raise UserError("--seed cannot be negative, --batch-tokens must be at least 1.")
 
 
 class ReproduceConfig(Record):
@@ -57,7 +54,7 @@ class ReproduceConfig(Record):
 
     table: tyro.conf.Positional[str] = "list"
     """Name of a recipe, the label of its table in the paper's source, `all` for every recipe in turn, or `list`: the
-    recipes, what they need, and roughly what they cost at this scale."""
+    recipes, and what they collect at this scale (`npeff collect --dry-run` measures what a collection takes)."""
     scale: float = 1.0
     """Share of the paper's examples to use; `npeff reproduce list` says how all else shrinks with it."""
     examples: tuple[str, ...] = ()
@@ -96,8 +93,6 @@ class ReproduceConfig(Record):
         for given in self.examples:
             task, _, count = given.partition("=")
             if task not in BUILTIN or not count.isdigit() or int(count) < 1:
-                raise UserError(
-                    f"--examples {given!r}: write TASK=NUMBER, as sst2=4000; tasks are {', '.join(BUILTIN)}."
-                )
+                raise UserError(f"--examples {given!r}: write TASK=NUMBER, as sst2=4000, of {', '.join(BUILTIN)}.")
             counts[task] = int(count)
         return counts

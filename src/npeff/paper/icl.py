@@ -150,14 +150,14 @@ def _judge(
     folds = np.random.default_rng(0).permutation(len(places)) % FOLDS
     corrected = correct(run.tensor("probabilities").double().numpy(), labels, places, folds)
 
-    def score(title: str, predictions: Array) -> dict[str, Any]:
-        """The fields of `Score`; -1 is no prediction."""
+    def score(title: str, predictions: Array) -> Score:
+        """How good predictions are; -1 is none."""
         decided = places[predictions[places] != UNDECIDED]
-        accuracy, low_high = mean_and_interval(predictions[decided] == labels[decided])
-        agreements = (mean_and_interval(predictions[decided] == other[decided])[0] for other in (zero_shot, few_shot))
-        similarities = dict(zip(("similarity_0", "similarity_k"), agreements, strict=True))
+        right, *same = (predictions[decided] == other[decided] for other in (labels, zero_shot, few_shot))
+        accuracy, interval = mean_and_interval(right)
+        similarities = dict(zip(("similarity_0", "similarity_k"), (mean_and_interval(s)[0] for s in same), strict=True))
         share = len(decided) / max(len(places), 1)
-        return {"title": title, "decided": share, "accuracy": accuracy, "interval": low_high, **similarities}
+        return Score(title=title, decided=share, accuracy=accuracy, interval=interval, **similarities)
 
     def row(name: str, decomposition: Decomposition, title: str) -> IclRow:
         scores, rules = decomposition.scores("positive"), (classes, config.top, config.purity)
@@ -171,13 +171,13 @@ def _judge(
         right, beside = ((each == labels)[decided].astype(int) for each in (predictions, corrected))
         gain, gain_interval = mean_and_interval(right - beside)
         return IclRow(
-            **score(title, predictions),
+            **vars(score(title, predictions)),
             name=name,
             method=decomposition.config.method,
             components=len(decomposition.components),
             tuned=weights.sum(axis=1).astype(int).tolist(),
             left_out=left_out,
-            in_sample=score(title, classify(decomposition, weights))["accuracy"],
+            in_sample=score(title, classify(decomposition, weights)).accuracy,
             gain=gain,
             gain_interval=gain_interval,
             p=mcnemar(right, beside),
@@ -194,7 +194,7 @@ def _judge(
         options={name: value for name, value in to_dict(config).items() if name not in ("run", "device")},
         context=context,
         examples=len(places),
-        models=[Score(**score(title, predictions)) for title, predictions in models.items()],
+        models=[score(title, predictions) for title, predictions in models.items()],
         rows=[row(*item, title) for item, title in zip(opened.items(), titles, strict=True)],
     )
 

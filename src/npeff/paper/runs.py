@@ -1,6 +1,6 @@
 """Runs and decompositions that recipes share, made when they are first needed, and how `--scale` shrinks them.
 
-What a recipe needs is known, roughly, before anything is made.
+What a recipe needs is known before anything is made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from npeff.analyse.records import Analysis, AnalysisOptions
 from npeff.analyse.run import analyse_one
-from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig, parse_directions
+from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.run import collect
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import DecomposeConfig, Method, PaperConfig, SaeConfig
@@ -26,7 +26,7 @@ from npeff.paper.config import ReproduceConfig
 from npeff.paper.recipe import Changed, Recipe, Setting, Settings, Setup, load_recipe, recipe_names
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
-from npeff.utils import Record, UserError, duration, replace, to_dict
+from npeff.utils import Record, UserError, replace, to_dict
 
 TOP = 16
 """Top examples of a component, as in the paper."""
@@ -45,14 +45,6 @@ FEWEST = 4
 """Fewest contexts, scored and random examples."""
 FEWEST_PERTURBED = 32
 """Fewest perturbed components."""
-
-
-# Rough numbers for estimates only.
-_TOKENS = {"sst2": 20, "yat": 110, "clinc150": 250, "triviaqa": 30}
-_ANSWERS = {"sst2": 2, "yat": 10}
-_MILLIONS = {EMBEDDED: 106, "HuggingFaceTB/SmolLM2-360M": 315, "HuggingFaceTB/SmolLM2-1.7B": 1610}
-_TWO_CORES = 100e9
-"""Useful floating-point operations a second of two CPU cores: 80 to 120 were measured for the four tasks."""
 
 
 class Runs(Record):
@@ -274,41 +266,22 @@ def collections(recipe: Recipe, runs: Runs) -> list[Setup]:
     return list(setups.values())
 
 
-def estimate(setups: list[Setup]) -> float:
-    """What collections take on two CPU cores, very roughly.
-
-    Args:
-        setups: Settings of each, at their scale.
-
-    Returns:
-        Seconds.
-    """
-    total = 0.0
-    for setup in setups:
-        kind, amount = parse_directions(setup.directions)
-        passes = _ANSWERS.get(setup.task, 2) - 1 if kind in ("exact", "auto") else max(1, int(amount)) + 1
-        parameters = 1e6 * _MILLIONS.get(setup.model, 300)
-        total += setup.examples * 2 * parameters * _TOKENS.get(setup.task, 50) * (1 + 1.6 * passes) / _TWO_CORES
-    return total
-
-
 def needs(recipe: Recipe, runs: Runs) -> str:
-    """What a recipe needs, and roughly what it costs; decompositions are not included.
+    """What a recipe collects; decompositions are not included.
 
     Args:
         recipe: The recipe.
         runs: The scale to run it at.
 
     Returns:
-        Tasks, models, examples and time, in words.
+        Tasks, models and examples, in words.
     """
     if recipe.people:
         return "people"
     setups = collections(recipe, runs)
     tasks, models = (", ".join(dict.fromkeys(getattr(setup, name) for setup in setups)) for name in ("task", "model"))
     count = f"{len(setups)} collections" if len(setups) > 1 else "1 collection"
-    examples, time = sum(setup.examples for setup in setups), duration(estimate(setups))
-    return f"{tasks}; {models}; {count}, {examples:,} examples; collecting takes about {time} on two CPU cores"
+    return f"{tasks}; {models}; {count}, {sum(setup.examples for setup in setups):,} examples"
 
 
 def overview(runs: Runs) -> str:
@@ -318,7 +291,7 @@ def overview(runs: Runs) -> str:
         runs: The scale to run them at.
 
     Returns:
-        What they need and roughly cost, in words.
+        What they need, in words.
     """
     lines = [f"Recipes at scale {runs.config.scale:g} (recipes with the same --out share their collections):", ""]
     for recipe in map(load_recipe, recipe_names()):

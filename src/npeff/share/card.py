@@ -8,7 +8,8 @@ from string import Template
 
 from npeff.analyse.ranking import highlights
 from npeff.analyse.records import KINDS, TITLES, Analysis, Rate
-from npeff.explore.export import facts, read_analyses
+from npeff.analyse.run import read_analyses
+from npeff.explore.export import facts
 from npeff.explore.themes import Themes
 from npeff.perturb.records import Results
 from npeff.perturb.statistics import Interval

@@ -85,9 +85,7 @@ class Run:
         known = {EXAMPLES, SHARDS, ".lock"}
         strangers = [item.name for item in path.iterdir() if item.name not in known] if path.is_dir() else []
         if [name for name in strangers if not name.endswith(".partial")]:
-            raise UserError(
-                f"{path} holds other files ({', '.join(strangers[:3])}). Choose a new directory for the run."
-            )
+            raise UserError(f"{path} holds other files ({', '.join(strangers[:3])}). Choose a new directory.")
         write_examples(path / EXAMPLES, examples)
         manifest = replace(manifest, examples=len(examples), inputs_sha256=inputs_hash(examples))
         write_record(path / MANIFEST, manifest, sealed=True)

@@ -38,23 +38,19 @@ class MakeConfig(Record):
     """The theme of --sample-component in a few words."""
 
     common: ClassVar[tuple[str, ...]] = ("decomposition", "groups", "forms", "about")
+    least: ClassVar[dict[str, int]] = {"groups": 2, "forms": 1, "size": 2, "seed": 0}
     removed: ClassVar[dict[str, str]] = {"font": "forms are web pages, which show every script."}
 
     def __post_init__(self) -> None:
-        if self.groups < 2 or self.forms < 1 or self.size < 2:
-            raise UserError("A kit needs at least 2 --groups, 1 form in --forms and a --size of 2.")
+        super().__post_init__()
         if not 0 < self.random_groups < self.groups:
-            raise UserError(
-                f"--random-share {self.random_share} of {self.groups} groups leaves no random or no component group."
-            )
+            raise UserError(f"--random-share {self.random_share} of {self.groups} groups makes none or all random.")
         if len(set(self.decomposition)) < len(self.decomposition):
             raise UserError("--decomposition names the same one twice.")
         if (self.sample_component is None) != (not (self.sample_theme or "").strip()):
             raise UserError("--sample-component and --sample-theme go together.")
         if self.about is not None and not self.about.strip():
             raise UserError("--about is empty; leave it out or say what the texts are.")
-        if self.seed < 0:
-            raise UserError("--seed must not be negative.")
 
     @property
     def random_groups(self) -> int:
@@ -64,6 +60,8 @@ class MakeConfig(Record):
 
 class EndpointConfig(Record, kw_only=True):
     """A language model that is asked. Answers are kept, so a command that is stopped continues."""
+
+    least: ClassVar[dict[str, int]] = {"max_tokens": 1, "retries": 0}
 
     endpoint: str
     """Address of an OpenAI-compatible server, such as http://localhost:8000/v1."""
@@ -83,10 +81,9 @@ class EndpointConfig(Record, kw_only=True):
     """Only say how many requests and tokens it would take."""
 
     def __post_init__(self) -> None:
-        if not self.model.strip():
-            raise UserError("--model is empty; name a model of the endpoint.")
-        if self.max_tokens < 1 or self.timeout <= 0 or self.retries < 0:
-            raise UserError("--max-tokens and --timeout must be above zero, --retries not below it.")
+        super().__post_init__()
+        if not self.model.strip() or not self.timeout > 0:
+            raise UserError("--model should name a model of the endpoint, and --timeout be above zero.")
 
 
 class JudgeConfig(EndpointConfig):
@@ -117,11 +114,7 @@ class DetectConfig(EndpointConfig):
     """Seed of the texts that do not use a component, and of the order of all."""
 
     common: ClassVar[tuple[str, ...]] = ("endpoint", "model", "key_env", "component", "dry_run")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.questions < 1 or self.seed < 0:
-            raise UserError("--questions must be at least 1, --seed not negative.")
+    least: ClassVar[dict[str, int]] = {**EndpointConfig.least, "questions": 1, "seed": 0}
 
 
 class ScoreConfig(Record):

@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ from npeff.store.schema import AskedTask
 from npeff.study.config import MakeConfig
 from npeff.study.kit import GROUPS, KEY, Group, Key, KeyEntry, Kit, Sample
 from npeff.tasks.config import FIELD
-from npeff.utils import UserError, from_dict, read_object, to_dict, write_record, write_text
+from npeff.utils import Record, UserError, from_dict, read_object, to_dict, write_record, write_text
 
 LONGEST = 700
 """Characters of a text that are shown."""
@@ -56,7 +55,7 @@ def make(config: MakeConfig) -> Path:
     pool, scores = Pool(config, run), {name: open_decomposition(run, name).scores() for name in names}
     samples, dealt = choose_groups(config, pool, scores)
     groups = tuple(Group(entry.number, form, pool.shown(entry.examples)) for form, entry in dealt)
-    preamble = tuple(text.format(size=config.size, about=about) for text in TEXTS["preamble"])
+    preamble = tuple(text.format(size=config.size, about=about) for text in TEXTS.preamble)
     kit = Kit(preamble, samples, groups)
     tensors = {name: Themes(run, name).fingerprint for name in names}
     options = {option: value for option, value in to_dict(config).items() if option != "out"}
@@ -187,7 +186,7 @@ def choose_groups(config: MakeConfig, pool: Pool, scores: dict[str, torch.Tensor
         tops += pool.tops(name, of_components, count, component if place == 0 else None)
     shown = [example for top in tops for example in top.examples] + list(sample)
     controls = pool.controls(config.forms * config.random_groups + bool(sample), shown)
-    samples = tuple(from_dict(Sample, sample) for sample in TEXTS["samples"])
+    samples = TEXTS.samples
     if sample:
         themed = Sample(pool.shown(sample), "yes", (config.sample_theme or "").strip())
         samples = (themed, Sample(pool.shown(controls.pop().examples), "no", ""))
@@ -225,8 +224,18 @@ def _asset(name: str) -> str:
     return (_FORM / name).read_text(encoding="utf-8")
 
 
-TEXTS: dict[str, Any] = yaml.safe_load(_asset("texts.yaml"))
-"""Paragraphs of the preamble, what the texts of the built-in tasks are, and samples, with {names} to be filled in."""
+class Texts(Record):
+    """What annotators read, with {names} to be filled in."""
+
+    preamble: tuple[str, ...]
+    """Paragraphs before the groups."""
+    about: dict[str, str]
+    """Built-in task → what its texts are."""
+    samples: tuple[Sample, ...]
+    """Groups with their answers."""
+
+
+TEXTS = from_dict(Texts, yaml.safe_load(_asset("texts.yaml")))
 
 
 def about_task(task: AskedTask) -> str:
@@ -245,8 +254,8 @@ def about_task(task: AskedTask) -> str:
         raise UserError("The run has no task that says what its texts are: say it with --about.")
     labels = task.labels
     listed = ", ".join(labels if len(labels) <= _LISTED else labels[:3])
-    if task.name in TEXTS["about"]:
-        return str(TEXTS["about"][task.name].format(labels=listed, count=len(labels)))
+    if task.name in TEXTS.about:
+        return TEXTS.about[task.name].format(labels=listed, count=len(labels))
     prompt = " ".join(task.prompt.replace("{text}", "[text]").split())
     sentence = f"The texts belong to the task “{task.name}”. A language model sees each of them as: {prompt}"
     if not labels:

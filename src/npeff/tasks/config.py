@@ -1,6 +1,6 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -14,6 +14,8 @@ FIELD = "field:"
 
 class DataConfig(Record):
     """Which examples to use."""
+
+    least: ClassVar[dict[str, int]] = {"limit": 1, "shuffle_seed": 0, "few_shot": 0, "few_shot_seed": 0}
 
     task: str = "reviews"
     """Built-in task (reviews, judge, sst2, yat, clinc150, triviaqa, corpus) or the path of a task file."""
@@ -45,9 +47,6 @@ class DataConfig(Record):
     """Ask with a plain prompt, also where the task says `chat: true`."""
 
     def __post_init__(self) -> None:
-        for name, least in (("limit", 1), ("shuffle_seed", 0), ("few_shot", 0), ("few_shot_seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"--{name.replace('_', '-')} is {value}; it should be at least {least}.")
+        super().__post_init__()
         if self.chat and self.no_chat:
             raise UserError("--chat and --no-chat say the opposite of each other. Leave out one.")

@@ -9,6 +9,7 @@ A config class may say what has become of options of earlier versions, and which
     common: ClassVar[tuple[str, ...]]     options that `--help` shows first
     renamed: ClassVar[dict[str, str]]     old name → new name
     removed: ClassVar[dict[str, str]]     old name → why it is gone
+    least: ClassVar[dict[str, int]]       name → the smallest number that it may be; of several, that each may be
 
 Files of earlier versions are read with their old names; people who use one are told the new one.
 """
@@ -44,6 +45,14 @@ class Record:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__()
         dataclasses.dataclass(frozen=True, **options)(cls)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that are too small."""
+        for name, least in getattr(self, "least", {}).items():
+            value = getattr(self, name, None)
+            for number in value if isinstance(value, tuple) else (value,):
+                if number is not None and not number >= least:
+                    raise UserError(f"--{name.replace('_', '-')} is {number}; it should be at least {least}.")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -145,12 +154,9 @@ def check_numbers(config: Any) -> None:
             if isinstance(number, float) and number != number:
                 raise UserError(f"Option {field.name} is not a number.")
             if isinstance(number, int) and not -limit < number < limit:
-                raise UserError(f"Option {field.name} cannot be {_brief(number)}; it must be below {limit}.")
-
-
-def _brief(number: int) -> str:
-    # Python refuses to write out integers of thousands of digits
-    return str(number) if number.bit_length() < 100 else f"{number:.3e}" if number.bit_length() < 1000 else "so large"
+                # Python refuses to write out integers of thousands of digits
+                value = number if number.bit_length() < 1000 else "so large"
+                raise UserError(f"Option {field.name} cannot be {value}; it must be below {limit}.")
 
 
 def from_options(kind: type[Config], options: dict[str, Any]) -> Config:
