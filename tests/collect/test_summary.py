@@ -29,7 +29,7 @@ def test_accuracy_and_distribution_by_hand(tmp_path: Path, monkeypatch: pytest.M
     share = np.mean(predictions[usable] == 1)
     assert f"'Positive' {100 * share:.3g}%" in said
     assert "1 examples set aside: 3" in said
-    assert "Warning" not in said
+    assert "Warning: the model answers" not in said
     monkeypatch.setattr(module, "ONE_SIDED", max(share, 1 - share))
     assert "Warning: the model answers" in summary(run)
 
@@ -38,9 +38,12 @@ def test_accuracy_and_distribution_by_hand(tmp_path: Path, monkeypatch: pytest.M
     ("labels", "predictions", "words"),
     [
         ([0, 1] * 10, [1] * 20, ["answers 'b' on 100%", "accuracy of 50.0% is not above"]),
+        ([0, 1] * 10, [0, 1, 0, 1, 0, 1, 1, 1, 0, 0] * 2, []),
         ([0, 1] * 10, [0, 1] * 10, []),
         ([0, 1] * 10, [1, 0] * 10, ["accuracy of 0.0% is not above chance; it would be 50.0% at random"]),
-        ([0, 0, 0, 1] * 5, [0, 1, 1, 1] * 5, []),  # worse than always 0, but not made at random: 0.5 against 0.375
+        ([0, 0, 0, 1] * 20, [0, 1, 1, 1] * 20, []),  # worse than always 0, but not made at random: 0.5 against 0.375
+        ([0, 0, 0, 1] * 5, [0, 1, 1, 1] * 5, ["50.0% is not above chance; it would be 37.5% at random, by luck up to 59.2%"]),
+        ([1] * 20, [0, 1, 1, 1] * 5, ["all examples have the same label, so that its accuracy of 75.0% says nothing"]),
         ([None] * 20, [0] * 20, ["answers 'a' on 100%"]),
         ([1] * 20, [1] * 20, []),  # as it should be
         ([0, 1, 0], [1, 1, 1], []),  # too few to tell

@@ -79,28 +79,48 @@ def test_a_directory_that_is_no_model(tmp_path):
         load_model(ModelConfig(model=str(tmp_path)))
 
 
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
 @pytest.mark.parametrize(
-    ("tied", "words"),
-    [(False, r"comes without lm_head\.weight.*causal language model"), (True, "is a LlamaForTokenClassification")],
+    ("kind", "settings"),
+    [
+        (hf.LlamaForTokenClassification, hf.LlamaConfig(**SMALL, pad_token_id=0)),  # its head would be random
+        (hf.LlamaForTokenClassification, hf.LlamaConfig(**SMALL, pad_token_id=0, tie_word_embeddings=True)),
+        (hf.BertForMaskedLM, hf.BertConfig(**SMALL)),  # nothing is missing, but it looks at the tokens that follow
+        (hf.BartForConditionalGeneration, hf.BartConfig(d_model=16, encoder_layers=1, decoder_layers=1)),
+        (hf.T5ForConditionalGeneration, hf.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)),
+        (hf.CLIPTextModel, hf.CLIPTextConfig(**SMALL)),
+    ],
 )
-def test_another_head_is_no_language_model(tmp_path, tied, words):
-    """Its head would be random, or tied to embeddings that were not trained for it."""
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    settings = hf.LlamaConfig(vocab_size=len(tiny.tokenizer()), tie_word_embeddings=tied, pad_token_id=0, **size)
-    hf.LlamaForTokenClassification(settings).save_pretrained(tmp_path)
+def test_another_kind_of_model_is_refused_by_name(tmp_path, capfd, kind, settings):
+    settings.vocab_size = len(tiny.tokenizer())
+    kind(settings).save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=words):
+    capfd.readouterr()
+    with pytest.raises(UserError, match=f"is a {kind.__name__}, and no causal language model") as error:
         load_model(ModelConfig(str(tmp_path), device="cpu"))
+    assert "\n" not in str(error.value)
+    assert "LOAD REPORT" not in "".join(capfd.readouterr())
 
 
-def test_weights_that_are_missing_are_named(model_directory, tmp_path):
-    """A checkpoint without a matrix of the network itself."""
+def test_weights_that_are_not_used_are_named(model_directory, tmp_path, capsys):
+    folder = shutil.copytree(model_directory, tmp_path / "copy")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"vision.weight": torch.ones(2)}, folder / "model.safetensors", metadata={"format": "pt"})
+    load_model(ModelConfig(str(folder), device="cpu"))
+    assert "1 weights of the checkpoint are none of this model, as vision.weight." in capsys.readouterr().out
+
+
+def test_weights_that_are_missing_are_named(model_directory, tmp_path, capfd):
+    """A checkpoint without a matrix of the network itself, in one line."""
     folder = shutil.copytree(model_directory, tmp_path / "copy")
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"comes without model\.layers\.1\.mlp\.up_proj\.weight"):
         load_model(ModelConfig(str(folder), device="cpu"))
+    assert "LOAD REPORT" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

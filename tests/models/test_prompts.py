@@ -106,7 +106,7 @@ def test_a_date_in_a_template_does_not_depend_on_the_day():
 @pytest.mark.parametrize(
     ("template", "options", "words"),
     [
-        (None, {}, "no chat template.*leave out `chat: true`"),
+        (None, {}, "no chat template.*--no-chat"),
         (INST, {"chat": ({"system": "Be kind."},)}, "cannot be rendered: No system role!; change the task's turns"),
         ("{{ messages[0].content.nothing() }}", {}, "cannot be rendered"),
         ("{% if %}", {}, "cannot be rendered"),

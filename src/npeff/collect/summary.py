@@ -1,5 +1,6 @@
 """A finished collection in a few lines: what was kept, what the model answered, and what looks wrong."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -83,8 +84,17 @@ def answer_warnings(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
     chance, commonest = (0.0, 0.0) if right is None else _by_chance(table)
     if count / len(table) >= ONE_SIDED and len(table) >= FEWEST and commonest < ONE_SIDED:
         yield f"Warning: the model answers {answer!r} on {percent(count / len(table), 3)} of the examples."
-    if right is not None and len(table) - table["label"].null_count >= FEWEST and right <= chance < 1:
-        yield f"Warning: its accuracy of {right:.1%} is not above chance; it would be {chance:.1%} at random."
+    known = len(table) - table["label"].null_count
+    if right is None or known < FEWEST or chance == 1:
+        return
+    if commonest == 1:
+        hint = "Are the data sorted? --shuffle-seed 0 mixes them."
+        yield f"Warning: all examples have the same label, so that its accuracy of {right:.1%} says nothing. {hint}"
+        return
+    by_luck = chance + 2 * math.sqrt(chance * (1 - chance) / known)
+    if right <= by_luck:
+        at_random = f"it would be {chance:.1%} at random, by luck up to {by_luck:.1%}"
+        yield f"Warning: its accuracy of {right:.1%} is not above chance; {at_random}."
 
 
 def _counts(table: pa.Table) -> list[tuple[str, int]]:

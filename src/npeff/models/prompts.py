@@ -36,7 +36,7 @@ class Prompts:
             self.gap = task.gap
             return
         if not has_template(tokenizer):
-            hint = "Use a model that was tuned for chat, or leave out `chat: true` and --chat."
+            hint = "Use a model that was tuned for chat, or --no-chat, which asks with a plain prompt."
             raise UserError(f"Task {task.name!r} is a chat, but the model has no chat template. {hint}")
         question = (*task.before()[1], {"user": "x"})
         asked, answered = self._apply(question), self._apply((*question, {"assistant": _ANSWER}), generation=False)

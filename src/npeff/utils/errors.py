@@ -37,4 +37,6 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line without a full stop: other packages write paragraphs."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    told = next((n for n, line in enumerate(lines) if not line.rstrip(".").endswith(":")), len(lines) - 1)
+    return " ".join(lines[: told + 1]).rstrip(".")
