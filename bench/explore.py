@@ -1,4 +1,4 @@
-"""The page of a large run: 100,000 examples × 2,048 components, synthetic coefficients, opened in a real Chromium."""
+"""The page of a large run: 100,000 examples × 2,048 explained components, all synthetic, opened in a real Chromium."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ import torch
 from playwright.sync_api import Page, Request, sync_playwright
 
 from bench import entry
+from npeff.analyse.answers import Answers
 from npeff.decompose.config import FitConfig
 from npeff.decompose.methods import create
+from npeff.explain.names import Name
+from npeff.explain.parts import CausalPoint, Part, Parts
+from npeff.explain.records import NAMES, Explanation, HeadView, Names, Trace, WordEffects, explanations_folder, key_of
 from npeff.explore.export import export_site
 from npeff.store.run import Run
+from npeff.utils.configs import write_record
 from tests.browser import launch
 from tests.synthetic import make_run
 
@@ -66,7 +71,36 @@ def synthetic_run(path: Path) -> tuple[Run, torch.Tensor]:
     decomposition.residuals = torch.rand(EXAMPLES, generator=generator)
     decomposition.notes.run = run.fingerprint
     decomposition.save(run.path / "decompositions" / "npeff")
+    explain_at_random(run, random)
     return run, coefficients
+
+
+def explain_at_random(run: Run, random: np.random.Generator) -> None:
+    """Explanations of all components, as large as those of a model of 30 blocks with 9 heads."""
+    folder, key = explanations_folder(run, "npeff"), key_of(run, "npeff")
+    names = [
+        Name(j, [f"word{n}" for n in random.integers(0, 5000, 16)], [1.0] * 16, [3.0] * 16, 0.7)
+        for j in range(COMPONENTS)
+    ]
+    answers: list[Answers | None] = [
+        Answers([f"class {i}" for i in range(8)], [0.1] * 8, 0.9, 1, "class 0", list(range(16)), [[0.1] * 8] * 16)
+        for _ in names
+    ]
+    write_record(folder / NAMES, Names(key, names, answers), sealed=True)
+
+    def shares(*shape: int) -> Any:
+        return random.random(shape).round(5).tolist()
+
+    places = [(7 * n, 7 * n + 6) for n in range(18)]
+    for j in range(COMPONENTS):
+        heads = [Part(n, "head", n % 9, 0.01, 0.005) for n in range(12)]
+        points = [CausalPoint(share, 0.9, 0.9, 0.1) for share in (0.01, 0.03, 0.1, 0.3)]
+        parts = Parts(shares(30, 9), shares(30), heads, heads, 0.4, points)
+        views = [HeadView(head, shares(40)) for head in heads[:3]]
+        trace = Trace(0, ["token"] * 40, shares(30, 40), views, [0], ["token"] * 20, shares(30, 20))
+        words = [WordEffects(int(i), False, places, shares(18)) for i in random.integers(0, EXAMPLES, 16)]
+        found = Explanation(j, key, answers[j], words, parts, trace, 0.9)
+        write_record(folder / "components" / f"{j:05d}.json", found, sealed=True)
 
 
 def first_views(index: Path) -> dict[str, tuple[float, float]]:

@@ -142,6 +142,8 @@ class Component(Record):
     """Texts of its top examples, best first."""
     shares: list[float] | None
     """How much of each of them it explains."""
+    argues_for: str | None
+    """The answer that rises along it; None where the run does not tell."""
 
 
 def open_run(path: AnyRun) -> Run:
@@ -240,6 +242,7 @@ def list_components(run: AnyRun, decomposition: str | None = None, count: int = 
             predictions=first.predictions,
             top=[texts[i].as_py() for i in first.top[:count]],
             shares=first.shares and first.shares[:count],
+            argues_for=each.argues_for,
         )
         for each in analysis.component
         for first in each.orderings[:1]

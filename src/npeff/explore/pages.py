@@ -37,7 +37,7 @@ class ComponentTable(Record):
     """Columns of the overview table, each [C] (data/D/components.js)."""
 
     components: list[ComponentAnalysis]
-    """What the analysis says of each, without its examples."""
+    """What the analysis says of each, without its examples and what it correlates with."""
     active: list[int]
     """Examples that use it, in the ordering with most of them."""
     labels: list[list[tuple[str, int]]]
@@ -173,7 +173,7 @@ def component_table(
     firsts = [row.orderings[0] for row in rows]
     x, y = (rounded(column) for column in matching.embed(decomposition.coefficients).T.tolist())
     return ComponentTable(
-        components=[replace(row, orderings=[]) for row in rows],
+        components=[replace(row, orderings=[], correlated=[], correlation=[]) for row in rows],
         active=[max(ordering.active for ordering in row.orderings) for row in rows],
         labels=[list(first.labels.items())[:_FREQUENT] for first in firsts],
         predictions=[list(first.predictions.items())[:_FREQUENT] for first in firsts],
