@@ -198,7 +198,9 @@ def measure_cost(run: Run, repeats: int = 3) -> float:
     prepared = prepare_run(run, "cpu")
     prompts = read_prompts(run, prepared)
     subject = plan.component(plan.components[0])
-    maker = DirectionMaker(run, decomposition, plan, "whiten", carriers=CARRIERS, text=background_rows(prepared, 0))
+    maker = DirectionMaker(
+        run, decomposition, plan, "whiten", carriers=CARRIERS, text=background_rows(run, prepared, 0)
+    )
     (vector,) = Lifter(run, prepared, prompts).lift(maker.make([subject]).sums)
     scale_to_unit(vector)
     sketched = prepared.collector.sketch.matvec(vector)

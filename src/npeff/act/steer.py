@@ -170,5 +170,5 @@ def direction_maker(
     protocol = "heldout" if decomposition.notes.held_out else "paper"
     random = min(defaults.random, len(run.table) // 2)
     plan = make_plan(run, decomposition, [component], 1, defaults.top, random, seed, protocol)
-    text = background_rows(prepared, seed) if direction == "whiten" else None
+    text = background_rows(run, prepared, seed) if direction == "whiten" else None
     return DirectionMaker(run, decomposition, plan, direction, carriers=defaults.carriers, seed=seed, text=text)

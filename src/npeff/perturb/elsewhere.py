@@ -1,5 +1,7 @@
 """What a change does to text that has nothing to do with the task: KL of next-token predictions."""
 
+import contextlib
+import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,15 +11,20 @@ import numpy as np
 import pyarrow as pa
 import torch
 import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from npeff.collect.batch import Collector
 from npeff.collect.config import DirectionsConfig
 from npeff.collect.session import Prepared, collect_prompts
 from npeff.models.answers import AnswerSet
 from npeff.models.prompts import Prompts, encode_all
+from npeff.store import layout
+from npeff.store.run import Run
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import load_task
 from npeff.utils import Record, UserError
+from npeff.utils.files import whole_file
 
 EMBEDDED = Path(__file__).with_name("elsewhere.yaml")
 PASSAGE = 128
@@ -65,11 +72,14 @@ def read_passages(file: str | None) -> list[str]:
     return passages
 
 
-def background_rows(prepared: Prepared, seed: int) -> torch.Tensor:
+def background_rows(run: Run, prepared: Prepared, seed: int) -> torch.Tensor:
     """Fisher of next-token predictions on running text that is not measured, in the sketch of a run.
 
+    They take as long as a hundred examples, and are kept in the run.
+
     Args:
-        prepared: Model and sketch.
+        run: The run.
+        prepared: Its model and sketch.
         seed: Of the positions that are drawn.
 
     Returns:
@@ -77,6 +87,18 @@ def background_rows(prepared: Prepared, seed: int) -> torch.Tensor:
     """
     if prepared.model.classifies:
         return torch.zeros(0, prepared.config.sketch.dim)
+    drawn = (BACKGROUND_POSITIONS, BACKGROUND_TOKENS, BACKGROUND_DRAWS, seed, run.manifest.identity)
+    name = hashlib.sha256(repr(drawn).encode() + EMBEDDED.read_bytes()).hexdigest()[:16]
+    kept = run.path / layout.RUNNING_TEXT / f"{name}.safetensors"
+    with contextlib.suppress(OSError, SafetensorError, KeyError):  # what is missing or damaged is made again
+        return load_file(kept)["rows"]
+    rows = _background_rows(prepared, seed)
+    with whole_file(kept) as temporary:
+        save_file({"rows": rows.contiguous()}, temporary)
+    return rows
+
+
+def _background_rows(prepared: Prepared, seed: int) -> torch.Tensor:
     texts = yaml.safe_load(EMBEDDED.read_text(encoding="utf-8"))["background"]
     generator = np.random.default_rng([seed, 5])
     longest = min(BACKGROUND_TOKENS, prepared.model.context)

@@ -174,7 +174,7 @@ class _Session:
         how = (config.direction, config.threshold, config.ridge, config.carriers, config.seed)
         self.prepared = prepare_to_edit(run, config.device)
         check_saving(config.save, self.prepared)
-        text = background_rows(self.prepared, config.seed) if config.direction == "whiten" else None
+        text = background_rows(self.run, self.prepared, config.seed) if config.direction == "whiten" else None
         self.directions = DirectionMaker(run, decomposition, plan, *how, text)
         self.prompts = read_prompts(run, self.prepared)
         evaluated, prompts = self.prepared, self.prompts

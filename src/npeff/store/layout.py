@@ -19,6 +19,8 @@ SPECTRA = "spectra"
 SWEEPS = "sweeps"
 ICL = "icl"
 RELATIONS = "relations"
+RUNNING_TEXT = "running-text"
+"""Rows of text that every run of a model and a sketch has in common; safe to delete."""
 THEMES = "annotations"
 """What people call components, under the name that this folder has had from the beginning."""
 _TABLES = (COMPARISONS, STABILITY, SPECTRA, SWEEPS, ICL)
