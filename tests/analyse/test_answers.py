@@ -61,7 +61,7 @@ def test_sign_and_coherence(run, monkeypatch):
 
     changes = torch.tensor([[[1.0, -1.0]], [[-1.0, 1.0]], [[1.0, -1.0]]], dtype=torch.float64)
     monkeypatch.setattr("npeff.analyse.answers.change_of_answers", lambda *_: changes)
-    assert signature(run, component, chosen, ["no", "yes"].__getitem__).coherence == pytest.approx(1 / 3)
+    assert signature(run, component, chosen, ["no", "yes"].__getitem__).coherence == pytest.approx(1 / 3, abs=1e-4)
 
 
 def test_probabilities_of_a_pass_are_those_that_were_collected(run, prepared):

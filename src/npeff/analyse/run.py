@@ -190,7 +190,7 @@ def _with_answers(run: Run, decomposition: Decomposition, analysis: Analysis) ->
     """An analysis with what components argue for: of several orderings, the last is by absolute values."""
     tops = [np.array(each.orderings[-1].top, dtype=np.int64) for each in analysis.component]
     pairs = list(zip(analysis.component, answers.signatures(run, decomposition, tops), strict=True))
-    known = [replace(each, argues_for=a.argues_for, agreement=round(a.coherence, 4)) if a else each for each, a in pairs]
+    known = [replace(each, argues_for=a.argues_for, agreement=a.coherence) if a else each for each, a in pairs]
     chance = answers.coherence_by_chance(run, decomposition, analysis.top) if any(a for _, a in pairs) else None
     return replace(analysis, component=known, agreement_by_chance=chance)
 
