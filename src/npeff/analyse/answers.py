@@ -126,7 +126,7 @@ def signature(
     return Answers(
         names=[name(a) for a in listed],
         signature=rounded(mean[listed].tolist()),
-        coherence=float(_coherence(changes)),
+        coherence=round(float(_coherence(changes)), 4),
         sign=sign,
         argues_for=name(int((changes * probabilities).mean(0).argmax())),
         examples=examples.tolist(),
