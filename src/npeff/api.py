@@ -397,9 +397,9 @@ def hold_component(
         yield model
 
 
-def diff_runs(first: AnyRun, last: AnyRun, **options: Any) -> Diff:
-    """What differs between two models on the same examples. Options and result: `npeff diff`."""
-    return diff(from_options(DiffConfig, {"runs": (_path(first), _path(last)), **options}))
+def diff_runs(*runs: AnyRun, **options: Any) -> Diff:
+    """What differs between two models, or a series, on the same examples. Options and result: `npeff diff`."""
+    return diff(from_options(DiffConfig, {"runs": tuple(map(_path, runs)), **options}))
 
 
 def repair(run: AnyRun, **options: Any) -> repairing.Repair:

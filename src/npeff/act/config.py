@@ -76,10 +76,11 @@ class RepairConfig(Record):
 
 
 class DiffConfig(Record):
-    """Compare the components of two models on the same examples."""
+    """Compare the components of two models, or of a series of checkpoints, on the same examples."""
 
-    runs: tyro.conf.Positional[tuple[str, str]]
-    """Run directories of two models that were asked the same examples."""
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Run directories of models that were asked the same examples. The first is compared with the last; more than two
+    also tell when each component of the last one appears."""
     decomposition: tuple[str, ...] = ()
     """Name of the decomposition of each run; the newest that `npeff decompose` has made if not given."""
     refits: int = 4
@@ -90,5 +91,5 @@ class DiffConfig(Record):
 
     def __post_init__(self) -> None:
         check_name(self.diff, "--diff")
-        if self.refits < 2 or len(self.decomposition) not in (0, 2):
-            raise UserError("Give a --decomposition for each of the two runs or none, and at least 2 --refits.")
+        if min(self.refits, len(self.runs)) < 2 or len(self.decomposition) not in (0, len(self.runs)):
+            raise UserError("Give two runs or more, a --decomposition for each or none, and at least 2 --refits.")
