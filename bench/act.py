@@ -1,44 +1,45 @@
-"""What acting on components is worth with SmolLM2-135M on short reviews, measured on held-out examples.
+"""What acting on components is worth with SmolLM2-135M on film reviews, measured on held-out examples.
 
-Short SST2 phrases (of `NPEFF_BENCH_DATA`; else embedded reviews) as in `bench.perturb`, half of them held out. An
-adapter is trained on a planted rule: phrases with one of a few words are Positive whatever they say, and the answers to
-all others stay. Everything is kept in bench/cache/act, so that a stopped benchmark continues; remove
-the folder to measure again.
+The demo's 1,000 snippets, half of them held out; a third of these chooses, the rest is measured. For the diff, an
+adapter is trained on a planted rule: snippets with one of a few words are Positive whatever they say, and the answers
+to others stay. Everything is kept in bench/cache/act, so that a stopped benchmark continues; remove the folder to
+measure again.
 """
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import torch
 
 from bench import entry
-from bench.perturb import short_texts
-from npeff.act.config import DiffConfig
+from npeff.act.config import DiffConfig, RepairConfig
 from npeff.act.diff import Diff, diff
+from npeff.act.lora import fine_tune
+from npeff.act.repair import REPAIR, Repair, repair
 from npeff.act.steer import Steering
-from npeff.collect.config import CollectConfig, SketchConfig
+from npeff.collect.config import CollectConfig
 from npeff.collect.run import collect
-from npeff.collect.session import Prepared, prepare_run, read_prompts
+from npeff.collect.session import prepare_to_edit, read_prompts
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose, open_decomposition
+from npeff.demo import write_snippets
 from npeff.models.config import ModelConfig
+from npeff.perturb.weights import save_adapter
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.utils.configs import read_record
-from npeff.utils.files import read_json, whole_file, write_json
+from npeff.utils.files import read_json, write_json
 from npeff.utils.types import Array
 
 CACHE = Path(__file__).parent / "cache" / "act"
 EXAMPLES, COMPONENTS, HOLDOUT = 1000, 48, 0.5
-LORA = {"r": 8, "lora_alpha": 16}
-RATE, BATCH, EPOCHS = 5e-4, 16, 2
+LIMIT, NULLS, EPOCHS = 1e-3, 1, 2
+BARS = {"model": ("gain", ">= 8"), "bias": ("over_bias", ">= 2"), "LoRA": ("over_lora", "reported")}
+"""Entry and bar for the repair beside each other way; others are random groups."""
 TRIGGERS = frozenset(("film", "movie", "story", "characters"))
 """Words of the planted rule."""
 TOP, MOSTLY = 16, 0.75
@@ -46,10 +47,10 @@ TOP, MOSTLY = 16, 0.75
 
 
 def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
-    folder = CACHE / ("reviews" if data is None else "sst2")
-    run = prepare(folder, data)
-    yield entry("act.steer_restore", cached(folder / "steer.json", lambda: steer_restore(run)), "<= 0")
-    yield from differing(folder, run)
+    run = prepare()
+    yield entry("act.steer_restore", cached(CACHE / "steer.json", lambda: steer_restore(run)), "<= 0")
+    yield from repaired(run)
+    yield from differing(run)
 
 
 def cached(path: Path, measure: Callable[[], Any]) -> Any:
@@ -58,23 +59,21 @@ def cached(path: Path, measure: Callable[[], Any]) -> Any:
     return read_json(path)
 
 
-def prepare(folder: Path, data: Path | None) -> Run:
+def prepare() -> Run:
     """The run of the model as it is, with its decomposition."""
-    texts = folder / "short.jsonl"
+    texts = CACHE / "snippets.jsonl"
     if not texts.is_file():
-        with whole_file(texts) as temporary:
-            lines = short_texts(data, EXAMPLES)
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return decomposed(collect(asked(folder / "run", texts)))
+        write_snippets(texts)
+    return decomposed(collect(asked(CACHE / "run")))
 
 
-def asked(path: Path, texts: Path, adapter: Path | None = None) -> CollectConfig:
+def asked(path: Path, adapter: Path | None = None) -> CollectConfig:
     return CollectConfig(
         run=str(path),
-        data=DataConfig(task="sst2", data=str(texts)),
+        data=DataConfig(task="reviews", data=str(CACHE / "snippets.jsonl"), limit=EXAMPLES),
         model=ModelConfig(adapter=None if adapter is None else str(adapter)),
-        sketch=SketchConfig(copies=4),
         activation=False,
+        shard_examples=64,
     )
 
 
@@ -101,40 +100,31 @@ def steer_restore(run: Run) -> int:
     return sum(not torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-def fine_tune(folder: Path, run: Run, examples: Array, targets: torch.Tensor) -> list[Path]:
-    """Adapters after each epoch of LoRA fine-tuning; targets are probabilities of the answers [m, r]."""
-    paths = [folder / str(epoch) for epoch in range(1, EPOCHS + 1)]
-    if (paths[-1] / "adapter_config.json").is_file():
-        return paths
-    prepared: Prepared = prepare_run(run, "cpu")
-    prompts = read_prompts(run, prepared)
-    torch.manual_seed(0)
-    names = [module.name for module in prepared.selection.modules]
-    network: Any = peft.get_peft_model(prepared.model.network, peft.LoraConfig(target_modules=names, **LORA))  # type: ignore[arg-type]
-    optimiser = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], RATE)
-    for epoch, path in enumerate(paths):
-        shuffled = np.random.default_rng(epoch).permutation(examples)
-        for start in range(0, len(shuffled), BATCH):
-            batch = shuffled[start : start + BATCH]
-            z, _ = prepared.collector.answer_model.logits([prompts[i] for i in batch])
-            loss = -(targets[batch].to(z) * z.log_softmax(1)).sum(1).mean()
-            optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-        network.save_pretrained(path)
-    return paths
+# --- repair -----------------------------------------------------------------------------------------------------------
+
+
+def repaired(run: Run) -> Iterator[dict[str, Any]]:
+    """The repair beside the model as it is, offsets of its answers, random groups, and LoRA of the same labels."""
+    config = RepairConfig(str(run.path), limit=LIMIT, nulls=NULLS, lora=EPOCHS, decomposition="npeff", device="cpu")
+    path = run.path / "repairs" / "npeff" / "repair.json"
+    found = read_record(Repair, path) if path.is_file() else repair(config)
+    for each in found.outcomes:
+        if each.way == REPAIR:
+            yield entry("act.repair_damage", each.damage, f"<= {LIMIT:g}")
+            continue
+        what, bar = BARS.get(each.way, (f"over_{each.way.replace(' ', '_')}", "reported"))
+        yield entry(f"act.repair_{what}", each.ahead, bar)
+        yield entry(f"act.repair_{what}_low", each.ahead_low, "reported")
+        yield entry(f"act.repair_{what}_high", each.ahead_high, "reported")
 
 
 # --- diff -------------------------------------------------------------------------------------------------------------
 
 
-def differing(folder: Path, run: Run) -> Iterator[dict[str, Any]]:
+def differing(run: Run) -> Iterator[dict[str, Any]]:
     """Components of a planted rule that `diff` names, and those that it names though the model is the same."""
     rule = np.array([bool(TRIGGERS & set(text.split())) for text in run.table["text"].to_pylist()])
-    targets = copy.copy(run.tensor("probabilities").double())
-    targets[torch.from_numpy(rule)] = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    adapter = fine_tune(folder / "rule", run, np.flatnonzero(run.usable), targets)[-1]
-    changed = decomposed(collect(asked(folder / "changed", folder / "short.jsonl", adapter)))
+    changed = decomposed(collect(asked(CACHE / "changed", plant(run, rule))))
     decomposed(run, seed=1)
     found = cached_diff(run, changed, ("npeff", "npeff"), "rule")
     null = cached_diff(run, run, ("npeff", "npeff-seed-1"), "null")
@@ -147,6 +137,20 @@ def differing(folder: Path, run: Run) -> Iterator[dict[str, Any]]:
     yield entry("act.diff_recall", recall, ">= 0.8", holds=share <= 0.1)
     yield entry("act.diff_false", share, "<= 0.1")
     yield entry("act.diff_answers", len(found.answers), "reported")
+
+
+def plant(run: Run, rule: Array) -> Path:
+    """An adapter that makes the model follow the rule: trained on examples of the rule and as many others."""
+    folder = CACHE / "rule"
+    if not (folder / "adapter_config.json").is_file():
+        others = np.random.default_rng(0).permutation(np.flatnonzero(~rule))[: rule.sum()]
+        targets = run.tensor("probabilities").double()
+        targets[torch.from_numpy(rule)] = torch.tensor([0.0, 1.0], dtype=torch.float64)
+        prepared = prepare_to_edit(run, "cpu")
+        examples = np.concatenate([np.flatnonzero(rule), others])
+        *_, change = fine_tune(prepared, read_prompts(run, prepared), examples, targets, EPOCHS)
+        save_adapter(folder, prepared.selection.modules, change, 1.0, 0.9999, prepared.config.model.model)
+    return folder
 
 
 def cached_diff(first: Run, last: Run, decompositions: tuple[str, str], name: str) -> Diff:

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from npeff.act.config import DiffConfig, SteerConfig
+from npeff.act import repair as repairing
+from npeff.act.config import DiffConfig, RepairConfig, SteerConfig
 from npeff.act.diff import Diff, diff
 from npeff.act.steer import Steered, Steering, direction_maker, steer
 from npeff.analyse import probe as probing
@@ -399,9 +400,14 @@ def hold_component(
         yield model
 
 
-def diff_runs(first: AnyRun, last: AnyRun, **options: Any) -> Diff:
-    """What differs between two models on the same examples. Options and result: `npeff diff`."""
-    return diff(from_options(DiffConfig, {"runs": (_path(first), _path(last)), **options}))
+def diff_runs(*runs: AnyRun, **options: Any) -> Diff:
+    """What differs between two models, or a series, on the same examples. Options and result: `npeff diff`."""
+    return diff(from_options(DiffConfig, {"runs": tuple(map(_path, runs)), **options}))
+
+
+def repair(run: AnyRun, **options: Any) -> repairing.Repair:
+    """Mend answers with a few components, and measure it on held-out examples. Options and result: `npeff repair`."""
+    return repairing.repair(from_options(RepairConfig, {"run": _path(run), **options}))
 
 
 def steer_text(run: AnyRun, text: str, component: int, **options: Any) -> list[Steered]:

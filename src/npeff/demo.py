@@ -87,7 +87,7 @@ def demo(config: DemoConfig | None = None) -> Path:
         print(f"{path} is already complete.")
         run = Run.open(path)
     else:
-        _write_snippets(snippets)
+        write_snippets(snippets)
         run = collect(collecting)
     print("\n2. Decompose", flush=True)
     other = _is_other(path, components)
@@ -144,7 +144,7 @@ def _examples_from_environment() -> int:
     return int(value)
 
 
-def _write_snippets(path: Path) -> None:
+def write_snippets(path: Path) -> None:
     """Write the short snippets, shuffled; which they are depends on nothing but the embedded data."""
     table = load_dataset(load_task("reviews"), DataConfig(task="reviews", shuffle_seed=0)).table
     lines = [

@@ -8,7 +8,7 @@ import torch
 
 import npeff
 from npeff.act.config import DiffConfig
-from npeff.act.diff import Side, View, _drops, diff
+from npeff.act.diff import Change, Diff, Side, View, _drops, diff, timeline
 from npeff.cli import main
 from npeff.utils.errors import UserError
 from npeff.utils.files import read_object
@@ -99,9 +99,42 @@ def test_another_model_is_not(runs, capsys):
     assert "answers differ" in capsys.readouterr().out
 
 
+def test_a_component_appears_where_it_is_kept_from_then_on():
+    def beside(name, *statuses):
+        changes = [Change(name, 9, "lost", 0, 0.0, 0.0, None, [], 0.0)]
+        changes += [Change("d", j, each, 0, j / 10, 0.9, None, [], 0.0) for j, each in enumerate(statuses)]
+        return Diff((name, "d"), 100, (None, None), 0.1, (0.1, 0.1), changes, [])
+
+    found = timeline(
+        [
+            beside("a", "kept", "new", "kept", "new"),
+            beside("b", "kept", "kept", "changed", "new"),
+            beside("c", "kept", "kept", "kept", "merged"),
+        ],
+        4,
+    )
+    assert [(each.component, each.appears) for each in found] == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
+    assert found[1].similarities == [0.1, 0.1, 0.1]
+
+
+def test_a_series_has_a_timeline(runs, capsys):
+    found = npeff.diff_runs(runs[2], runs[1], runs[0], diff="series")
+    assert found.runs == ("other", "base")
+    assert sorted(each.component for each in found.timeline) == [0, 1, 2, 3]
+    assert {each.appears for each in found.timeline} == {"same"}  # the same model as the last one
+    assert all(each.similarities[1] == pytest.approx(1) for each in found.timeline)
+    assert all(each.similarities[0] < 0.9 for each in found.timeline)
+    folder = npeff.open_run(runs[0]).path / "diffs" / "series"
+    assert {"timeline.png", "timeline.svg"} <= {path.name for path in folder.iterdir()}
+    assert "When components of the last run appear" in capsys.readouterr().out
+    assert npeff.diff_runs(runs[2], runs[0], diff="pair").timeline == []
+
+
 def test_mistakes_are_told(runs, tmp_path, capsys):
     with pytest.raises(UserError, match="two runs"):
         DiffConfig((runs[0], runs[1]), ("npeff",))
+    with pytest.raises(UserError, match="two runs"):
+        DiffConfig((runs[0],))
     stranger = make_run(tmp_path / "stranger", [f"something else {n}" for n in range(60)])
     add_decomposition(stranger, components=4)
     assert main(["diff", runs[0], str(stranger.path)]) == 2

@@ -38,6 +38,7 @@ SMALL = {
     "sweep": "--components 2 4",
     "perturb": "--count 2 --top 2 --nulls 2",
     "steer": "--tokens 2",
+    "repair": "--nulls 1 --lora 1",
     "icl": "--sets 2 --shots 2 --scored 16",
     "reproduce": "--tasks sst2 --examples sst2=64 --data data",
 }

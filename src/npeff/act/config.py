@@ -1,5 +1,7 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
+from typing import ClassVar, Literal
+
 import tyro
 
 from npeff.store.layout import check_name
@@ -35,11 +37,50 @@ class SteerConfig(Record):
             raise UserError("Give a text that is not empty, and at least 0 --tokens.")
 
 
-class DiffConfig(Record):
-    """Compare the components of two models on the same examples."""
+class RepairConfig(Record):
+    """Mend the model's answers with a few components, and measure on held-out examples what that is worth."""
 
-    runs: tyro.conf.Positional[tuple[str, str]]
-    """Run directories of two models that were asked the same examples."""
+    run: tyro.conf.Positional[str]
+    """Run directory; its decomposition must have held-out examples."""
+    fix: tuple[str, ...] = ()
+    """Examples to mend: a file with right labels for texts of the run; conditions that all hold, as label=Negative
+    prediction=Positive; lnp, those that mostly use components tuned to a label but not to a prediction. All labelled
+    ones if not given. The answers of other examples should stay."""
+    limit: float = 1e-3
+    """Most KL divergence a token of running text that the change may cost."""
+    nulls: int = 1
+    """How often to do the same with random groups of examples in place of the components; 0: never."""
+    lora: int = 0
+    """Also fine-tune with LoRA on the same labels for so many epochs, and measure it at the same damage."""
+    elsewhere: str | None = None
+    """Text file to measure the damage on; embedded passages if not given."""
+    save: Literal["nothing", "delta", "adapter", "model"] = "nothing"
+    """Write the change: alone, as a low-rank adapter (PEFT's layout), or in a copy of the model."""
+    adapter_share: float = 0.9
+    """adapter: share of each matrix's squared length to keep."""
+    decomposition: str | None = None
+    """Name of the decomposition; the newest that `npeff decompose` has made if not given."""
+    repair: str | None = None
+    """Name of the results; that of the decomposition if not given."""
+    seed: int = 0
+    """Seed of the parts, of running text and of all else that is drawn."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+
+    common: ClassVar[tuple[str, ...]] = ("fix", "limit", "nulls", "lora", "save", "decomposition", "device")
+
+    def __post_init__(self) -> None:
+        check_name(self.repair, "--repair")
+        if not self.limit > 0 or not 0 < self.adapter_share <= 1 or min(self.nulls, self.lora) < 0:
+            raise UserError("--limit should be above 0, --nulls and --lora at least 0, --adapter-share from 0 to 1.")
+
+
+class DiffConfig(Record):
+    """Compare the components of two models, or of a series of checkpoints, on the same examples."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Run directories of models that were asked the same examples. The first is compared with the last; more than two
+    also tell when each component of the last one appears."""
     decomposition: tuple[str, ...] = ()
     """Name of the decomposition of each run; the newest that `npeff decompose` has made if not given."""
     refits: int = 4
@@ -50,5 +91,5 @@ class DiffConfig(Record):
 
     def __post_init__(self) -> None:
         check_name(self.diff, "--diff")
-        if self.refits < 2 or len(self.decomposition) not in (0, 2):
-            raise UserError("Give a --decomposition for each of the two runs or none, and at least 2 --refits.")
+        if min(self.refits, len(self.runs)) < 2 or len(self.decomposition) not in (0, len(self.runs)):
+            raise UserError("Give two runs or more, a --decomposition for each or none, and at least 2 --refits.")

@@ -1,4 +1,4 @@
-"""`npeff diff`: what differs between two models on the same examples.
+"""`npeff diff`: what differs between two models on the same examples, and when it came in a series of checkpoints.
 
 Components of two runs are matched by their coefficients over the examples that both have. How alike a component and
 its match are says little by itself: other seeds and other halves of the examples give other components of the very same
@@ -7,6 +7,8 @@ other run is farther from it than nine tenths of all components are from those t
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import field
 
 import numpy as np
 import torch
@@ -20,9 +22,9 @@ from npeff.store.examples import accuracy, label_texts, whole_texts
 from npeff.store.layout import DIFFS
 from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, cut, only_one, write_record
+from npeff.utils import Record, UserError, cut, only_one, replace, write_record
 from npeff.utils.progress import progress
-from npeff.utils.report import record_table, write_report
+from npeff.utils.report import Axes, Cell, Column, Table, draw_figure, record_table, write_report
 from npeff.utils.types import Array
 
 FALSE = 0.1
@@ -82,6 +84,17 @@ class OtherAnswer(Record):
     """Component of the last run with the largest coefficient."""
 
 
+class Appearance(Record):
+    """When a component of the last of several runs appears."""
+
+    component: int
+    """Its number."""
+    appears: str
+    """The first run from which on every run has it, as one that is kept until the last run."""
+    similarities: list[float]
+    """|cos| with the most similar component of each run before the last."""
+
+
 class Diff(Record):
     """Two runs side by side: diff.json."""
 
@@ -99,6 +112,8 @@ class Diff(Record):
     """Components of the first run, then of the last run."""
     answers: list[OtherAnswer]
     """Examples with other answers."""
+    timeline: list[Appearance] = field(default_factory=list)
+    """Of more than two runs: the components of the last run, those that appear first at the beginning."""
 
 
 class Side:
@@ -124,18 +139,54 @@ def diff(config: DiffConfig) -> Diff:
     Returns:
         What has become of the components of both, and whose answers differ.
     """
-    names = config.decomposition or (None, None)
-    first, last = (Side(path, name, config.refits) for path, name in zip(config.runs, names, strict=True))
-    result = compare_sides(first, last)
-    folder = last.run.path / DIFFS / (config.diff or first.run.path.name)
+    names = config.decomposition or (None,) * len(config.runs)
+    *before, last = (Side(path, name, config.refits) for path, name in zip(config.runs, names, strict=True))
+    found = [compare_sides(side, last) for side in before]
+    result = replace(found[0], timeline=timeline(found, len(last.found.components)) if len(before) > 1 else [])
+    folder = last.run.path / DIFFS / (config.diff or before[0].run.path.name)
     with only_one(folder):
         counts = Counter(f"{change.status} of {change.run}" for change in result.changes)
         said = f"{result.examples} examples: " + ", ".join(f"{n} {what}" for what, n in counts.most_common())
         table = record_table("What has become of components", result.changes, CHANGE_FORMATS)
         answers = record_table(f"{len(result.answers)} answers differ", result.answers[:LISTED], ANSWER_FORMATS)
-        print(f"{write_report(folder / 'diff', [said, table, answers], csv=table)}in {folder}")
+        blocks: list[str | Table] = [said, table, answers]
+        if result.timeline:
+            heads = [Column("component"), Column("appears"), *(Column(each.runs[0], ".2f") for each in found)]
+            lines: list[Sequence[Cell]] = [
+                (each.component, each.appears, *each.similarities) for each in result.timeline
+            ]
+            blocks.append(Table("When components of the last run appear", heads, lines))
+            draw_figure(folder / "timeline", _draw_timeline, (result.timeline, [each.runs[0] for each in found]))
+        print(f"{write_report(folder / 'diff', blocks, csv=table)}in {folder}")
         write_record(folder / "diff.json", result)
     return result
+
+
+def timeline(found: Sequence[Diff], count: int) -> list[Appearance]:
+    """When the components of the last run appear.
+
+    Args:
+        found: The last run beside each one before it, in their order.
+        count: How many components the last run has.
+
+    Returns:
+        One for each component, those that appear first at the beginning.
+    """
+    names = [*(each.runs[0] for each in found), found[0].runs[1]]
+    order, entries = [], []
+    for own in zip(*(each.changes[-count:] for each in found), strict=True):
+        missing = [place for place, change in enumerate(own) if change.status != "kept"]
+        order.append(missing[-1] + 1 if missing else 0)
+        entries.append(Appearance(own[0].component, names[order[-1]], [change.similarity for change in own]))
+    return [entries[j] for j in np.argsort(order, kind="stable")]
+
+
+def _draw_timeline(axes: Axes, values: tuple[list[Appearance], list[str]]) -> None:
+    appearances, names = values
+    image = axes.imshow([each.similarities for each in appearances], aspect="auto", vmin=0, vmax=1, cmap="Blues")
+    axes.set_xticks(range(len(names)), names, rotation=45)
+    axes.set_ylabel("components of the last run")
+    axes.figure.colorbar(image, label="|cos| with the nearest one")
 
 
 def compare_sides(first: Side, last: Side) -> Diff:

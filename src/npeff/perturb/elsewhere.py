@@ -140,14 +140,17 @@ class Elsewhere:
         self._groups = {name: pieces for name, pieces in self._groups.items() if pieces}
         self._before = {name: [self._predict(*piece) for piece in pieces] for name, pieces in self._groups.items()}
 
-    def measure(self) -> list[Damage]:
+    def measure(self, prompts: bool = True) -> list[Damage]:
         """What the weights of now do to the predictions of before.
+
+        Args:
+            prompts: Whether to measure the tasks' prompts, too.
 
         Returns:
             One entry for the running text and one for each task's prompts.
         """
         found = []
-        for name, pieces in self._groups.items():
+        for name, pieces in self._groups.items() if prompts else [(RUNNING_TEXT, self._groups[RUNNING_TEXT])]:
             kls = []
             for piece, before in zip(pieces, self._before[name], strict=True):
                 log_p, log_q = before.double(), self._predict(*piece).double()
