@@ -3,8 +3,8 @@
 
 componentSections.main.splice(1, 0, namesSection);
 componentSections.main.push(casesSection);
-componentSections.side.unshift(answersSection);
-componentSections.side.push(headsSection, neuronsSection, traceSection, nearSection);
+componentSections.side.unshift(answersSection, headsSection);
+componentSections.side.push(neuronsSection, traceSection, nearSection);
 
 // A text with its words shaded by what they carry; places count characters, not UTF-16 units.
 function shaded(text, { places, effects, pairs = [] }) {
