@@ -132,7 +132,7 @@ def load_network(
         The network, weights that its checkpoint lacks, in words, and whether it is where it should be already.
 
     Raises:
-        UserError: The device map does not fit, or the model is neither a causal language model nor a classifier of texts.
+        UserError: The device map does not fit, or the model is neither a causal language model nor a text classifier.
         AssertionError: As the others, what transformers raises, without a device map.
         KeyError: Likewise.
         RuntimeError: Likewise.
