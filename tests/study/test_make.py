@@ -109,20 +109,6 @@ def test_without_a_name_the_default_is_studied(run: Run, tmp_path: Path, capsys:
     assert f"about {name}, in" in capsys.readouterr().out
 
 
-def test_a_sample_of_ones_own(run: Run, tmp_path: Path) -> None:
-    config = MakeConfig(
-        str(run.path), str(tmp_path / "kit"), ("npeff",), sample_component=2, sample_theme=" numbers ", groups=22
-    )
-    kit = read_kit(make(config))
-    key = read_key(tmp_path / "kit", kit)
-    themed, random = kit.samples
-    assert (themed.theme, themed.words, random.theme, random.words) == ("yes", "numbers", "no", "")
-    assert 2 not in {entry.component for entry in key.groups}
-    shown = {text for group in kit.groups for text in group.texts}
-    assert len(random.texts) == 5
-    assert not set(random.texts) & (shown | set(themed.texts))
-
-
 def test_long_and_further_texts(tmp_path: Path) -> None:
     texts = [f"{i} {'word ' * 400}" for i in range(80)]
     run = make_run(tmp_path / "run", texts)
@@ -140,7 +126,6 @@ def test_long_and_further_texts(tmp_path: Path) -> None:
         ({"decomposition": ("nmf",)}, "no finished decomposition 'nmf'"),
         ({"groups": 40}, "has 12 components with 5 distinct.*20 are needed"),
         ({"size": 25, "groups": 12, "random_share": 0.9}, "11 control groups need 275 distinct texts"),
-        ({"sample_component": 99, "sample_theme": "x"}, "no component 99 with 5 distinct"),
     ],
 )
 def test_what_cannot_be_made_is_said(run: Run, tmp_path: Path, options: dict[str, object], message: str) -> None:
@@ -157,8 +142,6 @@ def test_what_cannot_be_made_is_said(run: Run, tmp_path: Path, options: dict[str
         {"forms": 0},
         {"random_share": 0.0},
         {"random_share": 1.0},
-        {"sample_component": 1},
-        {"sample_theme": "x"},
         {"decomposition": ("a", "a")},
         {"about": " "},
         {"seed": -1},

@@ -22,10 +22,9 @@ from npeff.store.examples import accuracy, label_texts, whole_texts
 from npeff.store.layout import DIFFS
 from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, cut, only_one, replace, write_record
+from npeff.utils import Array, Record, UserError, cut, only_one, replace, write_record
 from npeff.utils.progress import progress
 from npeff.utils.report import Axes, Cell, Column, Table, draw_figure, record_table, write_report
-from npeff.utils.types import Array
 
 FALSE = 0.1
 """Share of the components of an unchanged model that may be called changed."""

@@ -9,8 +9,7 @@ from torch.nn.functional import pad
 
 from npeff.collect.session import Prepared
 from npeff.perturb.lift import Parameters
-from npeff.utils import UserError
-from npeff.utils.types import Array
+from npeff.utils import Array, UserError
 
 RANK, ALPHA, RATE, BATCH = 8, 16, 5e-4, 16
 """What LoRA is commonly trained with."""

@@ -38,10 +38,9 @@ from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.tasks.data import load_dataset
 from npeff.tasks.task import asked_task
-from npeff.utils import Record, UserError, from_dict, only_one, replace, write_record, write_text
+from npeff.utils import Array, Record, UserError, from_dict, only_one, replace, write_record, write_text
 from npeff.utils.progress import progress
 from npeff.utils.report import record_table, write_report
-from npeff.utils.types import Array
 
 RIDGES = (1e-3, 1e-2, 1e-1)
 """What may be added to the Fisher of running text, as shares of its largest eigenvalue."""

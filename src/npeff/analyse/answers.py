@@ -17,8 +17,7 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.config import LIFTABLE_METHODS
 from npeff.store.rows import SubsetRows
 from npeff.store.run import Run
-from npeff.utils import Record, from_dict, rounded
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, from_dict, rounded
 
 LISTED = 8
 """Answers that are listed for a component: those that change most."""

@@ -21,7 +21,7 @@ from npeff.collect.sketch.base import Captured, RoutedExperts, Sketch
 from npeff.models.devices import mesh_of, put_together
 from npeff.models.experts import Routing, computing_experts, is_router, run_experts
 from npeff.models.select import CapturedModule
-from npeff.utils.errors import UserError
+from npeff.utils import UserError
 
 ROUTER_TOLERANCE = (0.02, 0.02)
 """Relative and absolute, of logits that may have been computed in half precision."""

@@ -18,9 +18,8 @@ from npeff.models.quantised import dequantise
 from npeff.models.select import select_parameters
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import asked_task
-from npeff.utils import Record, UserError, replace
+from npeff.utils import Record, UserError, amount, replace
 from npeff.utils.progress import progress
-from npeff.utils.text import amount
 
 SUFFIXES = 8
 """Suffixes of an example that are compared with autograd."""

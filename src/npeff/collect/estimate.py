@@ -12,9 +12,8 @@ import torch
 from npeff.collect.asked import ask
 from npeff.collect.config import CollectConfig
 from npeff.collect.session import Prepared, collect_prompts, prepare_with_prompts
-from npeff.utils.configs import Record
+from npeff.utils import Record, amount, duration
 from npeff.utils.distributed import rank, start, world_size
-from npeff.utils.text import amount, duration
 
 
 class Estimate(Record):

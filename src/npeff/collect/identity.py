@@ -9,7 +9,7 @@ from npeff.models.load import LoadedModel
 from npeff.models.prompts import Prompts
 from npeff.store.schema import AskedChat, AskedTask
 from npeff.tasks.task import Before, Task
-from npeff.utils.configs import to_dict
+from npeff.utils import to_dict
 
 Values = dict[str, Any]
 """A config or an identity, as nested JSON values."""

@@ -18,8 +18,8 @@ from npeff.collect.config import CollectConfig
 from npeff.models.answers import AnswerModel
 from npeff.models.prompts import encode, encode_all
 from npeff.tasks.data import Dataset, Reader
+from npeff.utils import UserError
 from npeff.utils.distributed import everyone_has, rank
-from npeff.utils.errors import UserError
 from npeff.utils.progress import progress
 
 LIMIT = 1000

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from npeff.collect.config import parse_directions
 from npeff.store.examples import accuracy
 from npeff.store.run import Run
-from npeff.utils.text import percent
+from npeff.utils import percent
 
 ONE_SIDED = 0.95
 """From this share of all predictions on, one answer is called out."""

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from npeff.store.rows import ArrayRows, RowSource
-from npeff.utils import distributed
-from npeff.utils.errors import UserError
+from npeff.utils import UserError, distributed
 
 # Rows whose scale leaves this range are scaled before they meet a matrix product: float32 would overflow inside it.
 SAFE_SCALE = (1e-12, 1e12)

@@ -18,8 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from npeff.utils import UserError, distributed, from_dict, to_dict
-from npeff.utils.configs import Record
+from npeff.utils import Record, UserError, distributed, from_dict, to_dict
 from npeff.utils.files import disk_errors, read_object, remove_partials, sha256, whole_file, write_json
 from npeff.utils.progress import progress
 from npeff.utils.report import Column, Table, draw_figure

@@ -17,8 +17,7 @@ from torch import Tensor
 from npeff.decompose.blocks import Block, Blocks, cholesky
 from npeff.decompose.checkpoint import WINDOW, Checkpoint, Kind, State
 from npeff.decompose.config import FitConfig
-from npeff.utils import distributed
-from npeff.utils.errors import UserError
+from npeff.utils import UserError, distributed
 
 RIDGE = 1e-7
 """Added to M's diagonal, as a share of it: equal components would make it singular."""

@@ -16,8 +16,7 @@ from scipy import sparse
 from npeff.analyse.ranking import top_examples
 from npeff.analyse.tunings import UNKNOWN, Classes, Examples
 from npeff.explain.words import WORD
-from npeff.utils import Record, rounded
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, rounded
 
 USERS = 128
 """Examples with the largest coefficients that words are counted in, at most; and at most half of those that use it."""

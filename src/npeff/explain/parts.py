@@ -18,8 +18,7 @@ from npeff.perturb.evaluate import Divergence
 from npeff.perturb.lift import Parameters
 from npeff.perturb.weights import forward_ad, moving
 from npeff.perturb.where import split_name
-from npeff.utils import Record, rounded
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, rounded
 
 LEADING = 12
 """Heads and neurons that are listed."""

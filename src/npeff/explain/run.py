@@ -26,9 +26,8 @@ from npeff.perturb.lift import Lifter, Parameters, RowSums, component_sums, grou
 from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD
-from npeff.utils import UserError, duration, only_one, remove_partials, replace, rounded, write_record
+from npeff.utils import Array, UserError, duration, only_one, remove_partials, replace, rounded, write_record
 from npeff.utils.progress import progress
-from npeff.utils.types import Array
 
 TOP = 16
 """Examples that a component's answers are read from."""

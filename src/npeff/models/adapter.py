@@ -11,8 +11,7 @@ from torch import nn
 
 from npeff.models.config import ModelConfig
 from npeff.tasks.hub import hub_or_cache
-from npeff.utils import UserError, read_object, replace
-from npeff.utils.errors import first_line
+from npeff.utils import UserError, first_line, read_object, replace
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -19,9 +19,8 @@ from npeff.models.quantised import check_gradients, forget_quantisation, quantis
 from npeff.models.select import CLASSIFIER
 from npeff.tasks.hub import hub_or_cache
 from npeff.tasks.task import Task
-from npeff.utils import Record, UserError, out_of_memory, replace
+from npeff.utils import Record, UserError, first_line, out_of_memory, replace
 from npeff.utils.device import choose_device
-from npeff.utils.errors import first_line
 from npeff.utils.files import PARTIAL, installed_file
 
 _OTHER_HEAD = re.compile("Classification|QuestionAnswering|MultipleChoice|Reward|MaskedLM|PreTraining")
@@ -133,7 +132,7 @@ def load_network(
         The network, weights that its checkpoint lacks, in words, and whether it is where it should be already.
 
     Raises:
-        UserError: The device map does not fit, or the model is neither a causal language model nor a classifier of texts.
+        UserError: The device map does not fit, or the model is neither a causal language model nor a text classifier.
         AssertionError: As the others, what transformers raises, without a device map.
         KeyError: Likewise.
         RuntimeError: Likewise.

@@ -6,8 +6,7 @@ from typing import Any
 
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import Before, Task, Turns
-from npeff.utils import UserError
-from npeff.utils.errors import first_line
+from npeff.utils import UserError, first_line
 
 TODAY = datetime.date(2025, 1, 1)
 """What templates that write a date are told: a run must not depend on the day on which it is made."""

@@ -23,8 +23,7 @@ from npeff.store import layout
 from npeff.store.run import Run
 from npeff.tasks.data import Dataset
 from npeff.tasks.task import load_task
-from npeff.utils import Record, UserError
-from npeff.utils.files import whole_file
+from npeff.utils import Record, UserError, whole_file
 
 EMBEDDED = Path(__file__).with_name("elsewhere.yaml")
 PASSAGE = 128

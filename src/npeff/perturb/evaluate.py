@@ -23,8 +23,7 @@ from npeff.perturb.protocol import Plan, Ranked, Subject
 from npeff.perturb.statistics import Interval, Permuted, mean_interval, permute, ratio
 from npeff.perturb.weights import EditedWeights, moving
 from npeff.perturb.whitening import read_fishers
-from npeff.utils.configs import Record
-from npeff.utils.types import Array
+from npeff.utils import Array, Record
 
 TOLERANCE = 0.1
 """Share by which the KL of the tune part may differ from the one asked for: that of other examples differs by more."""

@@ -25,8 +25,7 @@ from npeff.decompose.solver import gram, inverse
 from npeff.models.select import CapturedModule
 from npeff.store.rows import RowSource, SubsetRows
 from npeff.store.run import Run
-from npeff.utils.errors import UserError
-from npeff.utils.types import Array
+from npeff.utils import Array, UserError
 
 Parameters = dict[str, torch.Tensor]
 """A vector of parameter space: module name → float32 [d_out, columns]."""

@@ -24,8 +24,7 @@ from npeff.decompose.base import Decomposition, Order
 from npeff.perturb.lift import check_component
 from npeff.store.examples import whole_texts
 from npeff.store.run import Run
-from npeff.utils import Record, UserError
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, UserError
 
 TUNE = 1 / 3
 """Share of the held-out examples that choices are made on."""

@@ -21,8 +21,7 @@ from npeff.perturb.weights import Saved
 from npeff.perturb.where import Entry, Place
 from npeff.perturb.whitening import Notes
 from npeff.store.run import Run
-from npeff.utils import Record, UserError, read_record
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, UserError, read_record
 
 
 class Made(Record):

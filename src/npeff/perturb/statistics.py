@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy import stats
 
-from npeff.utils.configs import Record
-from npeff.utils.types import Array
+from npeff.utils import Array, Record
 
 DRAWS = 2000
 """Resamples of a bootstrap or a permutation."""

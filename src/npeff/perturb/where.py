@@ -8,7 +8,7 @@ import torch
 
 from npeff.models.select import CapturedModule, Selection
 from npeff.perturb.lift import Parameters, norm
-from npeff.utils.configs import Record
+from npeff.utils import Record
 
 RANKS = (1, 4, 16)
 """Ranks for which the share of a matrix's energy is computed."""

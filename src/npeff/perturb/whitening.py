@@ -20,8 +20,7 @@ from npeff.perturb.protocol import Plan, Subject
 from npeff.perturb.statistics import ratio
 from npeff.store.rows import RowSource, SubsetRows
 from npeff.store.run import Run
-from npeff.utils import Record, UserError
-from npeff.utils.types import Array
+from npeff.utils import Array, Record, UserError
 
 RIDGES = tuple(10.0 ** (power / 2) for power in range(-10, -2))
 """Ridges that are tried, as shares of the largest eigenvalue of the mean Fisher."""

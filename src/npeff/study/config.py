@@ -31,15 +31,11 @@ class MakeConfig(Record):
     """Seed of all random choices."""
     about: str | None = None
     """What the texts are, in a sentence or two for the annotators; without it, what the task says."""
-    sample_component: int | None = None
-    """Component of the first decomposition to show as a worked sample, beside random texts; the study leaves it out.
-    Without it the samples are invented texts."""
-    sample_theme: str | None = None
-    """The theme of --sample-component in a few words."""
 
     common: ClassVar[tuple[str, ...]] = ("decomposition", "groups", "forms", "about")
     least: ClassVar[dict[str, int]] = {"groups": 2, "forms": 1, "size": 2, "seed": 0}
     removed: ClassVar[dict[str, str]] = {"font": "forms are web pages, which show every script."}
+    removed |= dict.fromkeys(("sample_component", "sample_theme"), "the worked samples are the same for every kit.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,8 +43,6 @@ class MakeConfig(Record):
             raise UserError(f"--random-share {self.random_share} of {self.groups} groups makes none or all random.")
         if len(set(self.decomposition)) < len(self.decomposition):
             raise UserError("--decomposition names the same one twice.")
-        if (self.sample_component is None) != (not (self.sample_theme or "").strip()):
-            raise UserError("--sample-component and --sample-theme go together.")
         if self.about is not None and not self.about.strip():
             raise UserError("--about is empty; leave it out or say what the texts are.")
 

@@ -53,10 +53,10 @@ def make(config: MakeConfig) -> Path:
     names = list(config.decomposition) or [choose_decomposition(run.path)]
     about = config.about or about_task(run.manifest.task)
     pool, scores = Pool(config, run), {name: open_decomposition(run, name).scores() for name in names}
-    samples, dealt = choose_groups(config, pool, scores)
+    dealt = choose_groups(config, pool, scores)
     groups = tuple(Group(entry.number, form, pool.shown(entry.examples)) for form, entry in dealt)
     preamble = tuple(text.format(size=config.size, about=about) for text in TEXTS.preamble)
-    kit = Kit(preamble, samples, groups)
+    kit = Kit(preamble, TEXTS.samples, groups)
     tensors = {name: Themes(run, name).fingerprint for name in names}
     options = {option: value for option, value in to_dict(config).items() if option != "out"}
     key = Key(kit.id, run.fingerprint, tensors, tuple(entry for _, entry in dealt), options)
@@ -105,14 +105,13 @@ class Pool:
         order = top_examples(scores.float().cpu().numpy(), self.usable)
         return tuple(distinct(order, self.codes, self.size).tolist())
 
-    def tops(self, name: str, scores: torch.Tensor, count: int, without: int | None) -> list[KeyEntry]:
+    def tops(self, name: str, scores: torch.Tensor, count: int) -> list[KeyEntry]:
         """Top examples of random components that have enough distinct texts.
 
         Args:
             name: Name of the decomposition.
             scores: How much each example uses each of its components, [m, C].
             count: How many components to draw.
-            without: A component that is not to be drawn.
 
         Returns:
             A group for each of them, without a number yet.
@@ -122,7 +121,7 @@ class Pool:
         """
         groups: list[KeyEntry] = []
         for component in self.random.permutation(scores.shape[1]).tolist():
-            top = self.top(scores[:, component]) if len(groups) < count and component != without else ()
+            top = self.top(scores[:, component]) if len(groups) < count else ()
             if len(top) == self.size:
                 groups.append(KeyEntry(0, name, component, top))
         if len(groups) < count:
@@ -161,8 +160,8 @@ Dealt = list[tuple[int, KeyEntry]]
 """Groups with the form that each is in, in the order in which they are shown."""
 
 
-def choose_groups(config: MakeConfig, pool: Pool, scores: dict[str, torch.Tensor]) -> tuple[tuple[Sample, ...], Dealt]:
-    """Draw all that a kit shows.
+def choose_groups(config: MakeConfig, pool: Pool, scores: dict[str, torch.Tensor]) -> Dealt:
+    """Draw all groups of a kit.
 
     Args:
         config: Options of the command.
@@ -170,27 +169,14 @@ def choose_groups(config: MakeConfig, pool: Pool, scores: dict[str, torch.Tensor
         scores: Name of each decomposition → how much each example uses each of its components, [m, C].
 
     Returns:
-        The worked samples, and all groups with the form that each is in.
-
-    Raises:
-        UserError: The component of the worked sample has too few texts.
+        All groups with the form that each is in.
     """
-    (first, of_first), component = next(iter(scores.items())), config.sample_component
-    known = component is not None and 0 <= component < of_first.shape[1]
-    sample = pool.top(of_first[:, component]) if known else ()
-    if component is not None and len(sample) < config.size:
-        raise UserError(f"{first} has no component {component} with {config.size} distinct texts for a sample.")
     total, tops = config.forms * (config.groups - config.random_groups), []
     for place, (name, of_components) in enumerate(scores.items()):
-        count = total // len(scores) + (place < total % len(scores))
-        tops += pool.tops(name, of_components, count, component if place == 0 else None)
-    shown = [example for top in tops for example in top.examples] + list(sample)
-    controls = pool.controls(config.forms * config.random_groups + bool(sample), shown)
-    samples = TEXTS.samples
-    if sample:
-        themed = Sample(pool.shown(sample), "yes", (config.sample_theme or "").strip())
-        samples = (themed, Sample(pool.shown(controls.pop().examples), "no", ""))
-    return samples, deal(pool.random, tops, controls, config.forms)
+        tops += pool.tops(name, of_components, total // len(scores) + (place < total % len(scores)))
+    shown = [example for top in tops for example in top.examples]
+    controls = pool.controls(config.forms * config.random_groups, shown)
+    return deal(pool.random, tops, controls, config.forms)
 
 
 def deal(random: np.random.Generator, tops: list[KeyEntry], controls: list[KeyEntry], forms: int) -> Dealt:

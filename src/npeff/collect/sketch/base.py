@@ -11,7 +11,7 @@ import torch
 from npeff.collect.config import SketchConfig
 from npeff.models.experts import Routing
 from npeff.models.select import CapturedModule
-from npeff.utils.configs import Record
+from npeff.utils import Record
 from npeff.utils.random import random_bits
 
 
