@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -27,6 +29,22 @@ def test_certain_answers_are_no_error(config, monkeypatch, dtype):
     assert report.autograd_error > 0
     assert report.kept == pytest.approx(1)
     assert report.spectral_kept == pytest.approx({1: 1.0})
+
+
+def test_weights_that_lie_on_disk_are_not_compared(config, capsys):
+    """The modules of the layer that is in memory are; with none there is nothing to compare."""
+    data = CheckedData(data=config.data.data)
+    parts = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.layers.0"), "cpu")
+    parts |= dict.fromkeys(("model.layers.1", "model.norm", "lm_head"), "disk")
+
+    def check_with(places):
+        options = ModelOptions(device="cpu", device_map=json.dumps(places))
+        return check(CheckConfig(config.model.model, "sst2", 2, data, options, sketch=config.sketch))
+
+    assert 0 < check_with(parts).autograd_error < 1e-4
+    assert "both without 7 modules whose weights lie" in capsys.readouterr().out
+    with pytest.raises(UserError, match="Leave a layer where it runs"):
+        check_with(parts | {"model.layers.0": "disk"})
 
 
 @pytest.mark.parametrize("wrong", [{"examples": 0}, {"asked": -1}])

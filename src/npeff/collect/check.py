@@ -72,12 +72,15 @@ def check(config: CheckConfig) -> CheckReport:
     print(*dataset.notes, *asked.lines, sep="\n", flush=True)
     cost, each = estimate(prepared, prompts), len(prompts)
     prompts = prompts[: config.examples]
-    report = compare_with_autograd(prepared, prompts)
+    here = _in_place(prepared)
+    report = compare_with_autograd(here, prompts)
+    elsewhere = len(prepared.selection.modules) - len(here.selection.modules)
     print(
         f"{prepared.selection.describe()}, {len(prepared.selection.modules)} modules",
         f"collecting takes about {cost.seconds_per_example:.2g} s and {amount(cost.disk / each)} an example",
         f"rows against plain autograd   relative error {report.autograd_error:.1e} ({len(prompts)} examples)",
         f"rows alone against in a batch relative error {report.batch_error:.1e}",
+        *([f"  both without {elsewhere} modules whose weights lie in memory or on disk"] if elsewhere else []),
         f"directions {config.directions.directions} keep {report.kept:.1%} of the Fisher's trace at the outputs",
         *(f"  spectral:{count:<4} {kept:.1%}" for count, kept in report.spectral_kept.items()),
         sep="\n",
@@ -89,6 +92,16 @@ def check(config: CheckConfig) -> CheckReport:
         )
     print(*(asked.warnings or ["This model and task fit."]), sep="\n")
     return report
+
+
+def _in_place(prepared: Prepared) -> Prepared:
+    """The same without modules whose weights are only there while they run: autograd has no gradient for those."""
+    selection = prepared.selection
+    modules = [m for m in selection.modules if not any(getattr(m.module, own).is_meta for own in m.parameters.values())]
+    if not modules:
+        hint = "Leave a layer where it runs: --device-map names a device for each part."
+        raise UserError(f"No selected weight can be compared with autograd: all lie elsewhere until they run. {hint}")
+    return dataclasses.replace(prepared, selection=replace(selection, modules=tuple(modules)))
 
 
 def _mixes(rows: int) -> torch.Tensor:

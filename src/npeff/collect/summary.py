@@ -87,14 +87,11 @@ def answer_warnings(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
     known = len(table) - table["label"].null_count
     if right is None or known < FEWEST or chance == 1:
         return
-    if commonest == 1:
-        hint = "Are the data sorted? --shuffle-seed 0 mixes them."
-        yield f"Warning: all examples have the same label, so that its accuracy of {right:.1%} says nothing. {hint}"
-        return
     by_luck = chance + 2 * math.sqrt(chance * (1 - chance) / known)
-    if right <= by_luck:
-        at_random = f"it would be {chance:.1%} at random, by luck up to {by_luck:.1%}"
-        yield f"Warning: its accuracy of {right:.1%} is not above chance; {at_random}."
+    if commonest == 1:
+        yield "Warning: all examples have one label; accuracy says nothing. Sorted data? --shuffle-seed 0 mixes them."
+    elif right <= by_luck:
+        yield f"Warning: accuracy of {right:.1%} is not above chance: {chance:.1%}, by luck up to {by_luck:.1%}."
 
 
 def _counts(table: pa.Table) -> list[tuple[str, int]]:

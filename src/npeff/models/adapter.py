@@ -71,7 +71,7 @@ def _local(name: str, revision: str | None = None) -> Path:
             try:
                 folder = Path(snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
             except Exception as error:  # there are many ways not to get a file
-                raise UserError(f"Cannot get the adapter {name} from the Hub: {first_line(error)}.") from error
+                raise UserError(f"{name} is no directory, nor an adapter on the Hub: {first_line(error)}.") from error
     missing = next((file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()), None)
     if missing:
         raise UserError(f"{name} is no adapter that npeff can read: there is no {missing} in it.")

@@ -132,7 +132,7 @@ def load_network(
         The network, weights that its checkpoint lacks, in words, and whether it is where it should be already.
 
     Raises:
-        UserError: The device map does not fit, or the model is neither a causal language model nor a text classifier.
+        UserError: The device map does not fit, or the model is of another kind.
         AssertionError: As the others, what transformers raises, without a device map.
         KeyError: Likewise.
         RuntimeError: Likewise.
@@ -238,14 +238,19 @@ def _locate(config: ModelConfig) -> tuple[str, dict[str, str | bool | None]]:
     return config.model, {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
 
 
+def _is_no_table(record: logging.LogRecord) -> bool:
+    """Whether it is not the table of weights that a checkpoint lacks, or has too many: both are told in a line here."""
+    return "LOAD REPORT" not in str(record.msg)
+
+
 @contextlib.contextmanager
 def _loading(model: str, path: str) -> Iterator[None]:
     """No progress bars for reading files, and a message for each of the many ways in which loading fails."""
     from transformers.utils import logging as transformers_logging
 
-    # torchao, where it is, speaks of itself whenever a model is loaded; what is missing is told here, in a line
-    for name in ("torch.utils._pytree", "torchao", "transformers.modeling_utils"):
+    for name in ("torch.utils._pytree", "torchao"):  # torchao, where it is, speaks of itself whenever a model is loaded
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_table)
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     with contextlib.nullcontext("") if Path(path).exists() else hub_or_cache() as unreachable:
