@@ -107,7 +107,7 @@ def test_calibration_is_told_bin_by_bin():
 @pytest.fixture
 def config(held_run, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "COUNTS", (1, 3))
-    monkeypatch.setattr(module, "PENALTIES", (1.0, 10.0))
+    monkeypatch.setattr(module, "PENALTIES", (0.02, 0.2))
     shutil.copytree(held_run.path, tmp_path / "run")
     return RepairConfig(str(tmp_path / "run"), decomposition="npeff", device="cpu", limit=0.02, nulls=0)
 

@@ -8,7 +8,7 @@ and on other text, beside other ways to spend the same labels.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from npeff.perturb.protocol import make_plan
 from npeff.perturb.statistics import mean_and_interval
 from npeff.perturb.weights import EditedWeights, Saved, check_saving, save_change
 from npeff.perturb.where import find_places
-from npeff.perturb.whitening import read_background, whiten_within
+from npeff.perturb.whitening import FisherRows, read_background, whiten_within
 from npeff.store.examples import label_texts, whole_texts
 from npeff.store.layout import REPAIRS, choose_decomposition
 from npeff.store.run import Run
@@ -44,8 +44,8 @@ from npeff.utils.report import record_table, write_report
 
 RIDGES = (1e-3, 1e-2, 1e-1)
 """What may be added to the Fisher of running text, as shares of its largest eigenvalue."""
-PENALTIES = (1.0, 10.0, 100.0)
-"""Cross-entropies of an example that may be worth the same as a divergence of one token of running text."""
+PENALTIES = (3e-3, 1e-2, 3e-2, 1e-1)
+"""Mean cross-entropies that may be worth as much as all the damage to running text that is allowed."""
 COUNTS = (1, 4, 16)
 """Numbers of components that are tried in the model."""
 SHARES = (0.3, 0.6, 1.0)
@@ -227,6 +227,61 @@ Candidate = tuple[Trial, Parameters]
 """A change of any length, with a trial that does not know yet what it does in the model."""
 
 
+class InSketch(Record):
+    """What combinations are chosen with, without the model."""
+
+    run: Run
+    """The run."""
+    rows: FisherRows
+    """Rows of fitted examples: labels of these decide on signs and sizes, and they carry all changes."""
+    tune: Array
+    """Examples that choices are made on."""
+    Q: torch.Tensor
+    """Probabilities that the answers should have, [m, r]."""
+    text: Sequence[torch.Tensor]
+    """Rows of running text that directions avoid, and of other text that their damage is predicted with."""
+    limit: float
+    """Most damage."""
+
+    def combine(self, vectors: torch.Tensor, numbers: Sequence[int]) -> list[tuple[Trial, torch.Tensor, torch.Tensor]]:
+        """For each number of vectors the combination that promises most on the tune part, under the limit.
+
+        Args:
+            vectors: Vectors of the sketch, [J, p].
+            numbers: What they are called.
+
+        Returns:
+            For each of `COUNTS` what it is made of, with predicted loss and damage; the combination [p]; and what it
+            takes of each row [R].
+        """
+        fit, rows, (text, other) = self.rows.examples, self.rows.rows, (part.double() for part in self.text)
+        largest = float(torch.linalg.eigvalsh(text @ text.T)[-1])
+        best: dict[int, tuple[Trial, torch.Tensor, torch.Tensor]] = {}
+        for ridge in RIDGES:
+            carried = whiten_within(rows, text.float(), vectors.T, 1, ridge * largest)
+            carried /= (rows.T @ carried.float()).norm(dim=0)
+            unit = (carried.T.float() @ rows).double()
+            cost = (unit @ text.T) @ (text @ unit.T) + ridge * largest * unit @ unit.T
+            D, tuned = (change_of_answers(self.run, part.tolist(), unit) for part in (fit, self.tune))
+            for penalty in PENALTIES:
+                P = penalty / self.limit * cost
+                for chosen, s in take_in_turn(COUNTS[-1], _log_p(self.run, fit), D, self.Q[fit], P):
+                    damage = float((other @ unit[chosen].T @ s).square().sum()) / 2
+                    s = s * min(1.0, math.sqrt(self.limit / max(damage, 1e-30)))
+                    loss = _cross_entropy(changed(s, _log_p(self.run, self.tune), tuned[:, chosen]), self.Q[self.tune])
+                    count = len(chosen)
+                    if count in COUNTS and (count not in best or loss < best[count][0].loss):
+                        made_of = ", ".join(f"{numbers[j]} ({size:+.2g})" for j, size in zip(chosen, s, strict=True))
+                        trial = Trial(made_of, ridge, penalty, float((s @ unit[chosen]).norm()), loss, damage)
+                        best[count] = trial, s @ unit[chosen], carried[:, chosen] @ s
+        return list(best.values())
+
+
+def _log_p(run: Run, examples: Array) -> torch.Tensor:
+    """Log-probabilities of the answers as they were collected, [n, r]."""
+    return run.tensor("probabilities")[examples].double().clamp_min(1e-30).log()
+
+
 class _Session:
     """The model at work. Its weights are those of before whenever a method returns."""
 
@@ -247,8 +302,9 @@ class _Session:
         parts = (self.plan.tune.examples.tolist(), self.plan.test.examples.tolist())
         self.tune, self.test = (Divergence(self.prepared, self.prompts, part) for part in parts)
         self.chosen_with, self.measured_on = (Elsewhere(self.prepared, passages[start::2]) for start in (0, 1))
-        self.rows = read_background(run, self.plan.fit, config.seed)
-        self.text = [background_rows(run, self.prepared, config.seed + draw) for draw in (0, 1)]
+        rows = read_background(run, self.plan.fit, config.seed)
+        text = [background_rows(run, self.prepared, config.seed + draw) for draw in (0, 1)]
+        self.sketch = InSketch(run, rows, self.plan.tune.examples, self.Q, text, config.limit)
 
     def ways(self) -> tuple[dict[str, Measured], Parameters]:
         """What every way does to the test part, and the repair."""
@@ -298,48 +354,18 @@ class _Session:
     def _offsets(self) -> torch.Tensor:
         """Offsets of the answers [r] that the labels of fit and tune ask for."""
         labelled = np.concatenate([self.plan.fit, self.plan.tune.examples])
-        log_p = self._log_p(labelled)
+        log_p = _log_p(self.run, labelled)
         each = torch.eye(log_p.shape[1], dtype=torch.float64)
         return regress(log_p, each.expand(len(log_p), -1, -1), self.Q[labelled], 1e-6 * each)
 
-    def _log_p(self, examples: Array) -> torch.Tensor:
-        """Log-probabilities of the answers as they were collected, [n, r]."""
-        return self.run.tensor("probabilities")[examples].double().clamp_min(1e-30).log()
-
     def _combinations(self, vectors: torch.Tensor, numbers: list[int]) -> Iterator[Candidate]:
-        """For each number of vectors the combination that promises most on the tune part, under the limit.
-
-        Args:
-            vectors: Vectors of the sketch, [J, p].
-            numbers: What they are called.
-
-        Yields:
-            What the combination is made of, and the combination.
-        """
-        rows, tune, (text, other) = self.rows, self.plan.tune.examples, (part.double() for part in self.text)
-        fit, largest = rows.examples, float(torch.linalg.eigvalsh(text @ text.T)[-1])
-        best: dict[int, tuple[float, Trial, torch.Tensor, torch.Tensor]] = {}
-        for ridge in RIDGES:
-            carried = whiten_within(rows.rows, text.float(), vectors.T, 1, ridge * largest)
-            carried /= (rows.rows.T @ carried.float()).norm(dim=0)
-            unit = (carried.T.float() @ rows.rows).double()
-            cost = (unit @ text.T) @ (text @ unit.T) + ridge * largest * unit @ unit.T
-            D, tuned = (change_of_answers(self.run, part.tolist(), unit) for part in (fit, tune))
-            for penalty in PENALTIES:
-                for chosen, s in take_in_turn(COUNTS[-1], self._log_p(fit), D, self.Q[fit], penalty * cost):
-                    damage = float((other @ unit[chosen].T @ s).square().sum()) / 2
-                    s = s * min(1.0, math.sqrt(self.config.limit / max(damage, 1e-30)))
-                    loss = _cross_entropy(changed(s, self._log_p(tune), tuned[:, chosen]), self.Q[tune])
-                    if len(chosen) in COUNTS and loss < best.get(len(chosen), (math.inf,))[0]:
-                        made_of = ", ".join(f"{numbers[j]} ({size:+.2g})" for j, size in zip(chosen, s, strict=True))
-                        trial = Trial(made_of, ridge, penalty, 0.0, loss, damage)
-                        best[len(chosen)] = loss, trial, s @ unit[chosen], carried[:, chosen] @ s * rows.scales
-        weights = torch.zeros(len(best), int(self.run.source("fisher").ranks.sum()))
-        for place, (*_, carriers) in enumerate(best.values()):
-            weights[place, rows.places] = carriers.float()
-        sketched = torch.stack([vector.float() for *_, vector, _ in best.values()])
-        lifted = Lifter(self.run, self.prepared, self.prompts).lift(RowSums(sketched, {"fisher": weights}))
-        yield from zip((trial for _, trial, *_ in best.values()), lifted, strict=True)
+        """The promising combinations of vectors of the sketch [J, p] as changes of the model, with what they are."""
+        found, rows = self.sketch.combine(vectors, numbers), self.sketch.rows
+        weights = torch.zeros(len(found), int(self.run.source("fisher").ranks.sum()))
+        weights[:, rows.places] = torch.stack([carriers * rows.scales for *_, carriers in found]).float()
+        sums = RowSums(torch.stack([vector for _, vector, _ in found]).float(), {"fisher": weights})
+        lifted = Lifter(self.run, self.prepared, self.prompts).lift(sums)
+        yield from zip((trial for trial, *_ in found), lifted, strict=True)
 
     def _adapters(self) -> Iterator[Candidate]:
         """What LoRA changes, after each epoch."""
