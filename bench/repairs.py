@@ -12,10 +12,10 @@ import sys
 
 import numpy as np
 import torch
-from npeff.explain.answers import change_of_answers
 
 from npeff.act.regression import changed, regress
 from npeff.act.repair import SHARES, InSketch, read_wanted
+from npeff.analyse.answers import change_of_answers
 from npeff.collect.session import prepare_to_edit
 from npeff.decompose.run import open_decomposition
 from npeff.perturb.elsewhere import background_rows
