@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 import shutil
@@ -22,6 +21,7 @@ from npeff.perturb import run as command
 from npeff.perturb.config import SensingConfig
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.records import Results, chance_limit, read_results
+from npeff.perturb.report import write_overview
 from npeff.perturb.run import perturb
 from npeff.perturb.statistics import geometric_mean, mean_interval, next_interval
 from npeff.perturb.whitening import DirectionMaker, users
@@ -223,60 +223,25 @@ def test_what_comes_with_results_may_be_asked_for_later(config):
     assert other.kept < adapter.kept
 
 
-def as_in_0_1_0(run, folder):
-    """Rewrite results as that version wrote them; the digest is that version's, spelled out."""
+def test_results_of_versions_without_a_protocol_are_listed_and_not_continued(config):
+    config = change(config, protocol="paper", perturbation="old")
+    perturb(config)
+    folder, _ = results(config, "old")
     made = read_object(folder / "config.json")
-    made.pop("evaluated")
-    config = {**made["config"], "background_rows": 4096, "adapter_rank": 64}
-    config |= {"components": config.pop("component"), "label": config.pop("perturbation")}
-    config["sensing"] |= {"gamma": 0.99, "beta": 4.0, "inner_tolerance": 1e-3, "debias": 0}
-    for name in ("protocol", "evaluate_on", "nulls", "elsewhere", "ranks"):
-        config.pop(name)
-    kept = {n: v for n, v in config.items() if n not in ("run", "label", "overwrite", "device", "memory_gb", "predict")}
-    decomposition = open_decomposition(run, "npeff")
-    tensors = (decomposition.components, decomposition.coefficients)
-    digest = hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()
-    whole = json.dumps([run.fingerprint, run.manifest.examples_sha256, digest, kept], sort_keys=True)
-    key = hashlib.sha256(whole.encode()).hexdigest()
-    write_json(folder / "config.json", made | {"config": config, "key": key}, sealed=True)
-    shutil.rmtree(folder / "nulls")
-    new = ("interval", "permuted", "elsewhere", "top_kls", "random_kls")
+    del made["config"]["protocol"]
+    write_json(folder / "config.json", made, sealed=True)
     for path in (folder / "results.json", *(folder / "components").iterdir()):
         values = read_object(path)
-        for name in ("nulls", "parts"):
-            values.pop(name, None)
-        for name in ("protocol", "interval", "null", "above_null", "elsewhere"):
-            values.get("summary", {}).pop(name, None)
         for record in values.get("components", [values]):
-            for name in ("stationarity", "entries", "residual", "iterations", "planted_cosine", "key", "tried", "kind"):
-                record.pop(name, None)
-            for name in new:
-                record["best"].pop(name)
             record["outcomes"] = [record["best"], record["best"] | {"sign": -record["best"]["sign"]}]
-        write_json(path, {**values, "key": key}, sealed=True)
-    notes = read_object(folder / "notes.json")
-    write_json(folder / "notes.json", {"stationarity": [1.0], "ridge": notes["ridge"], "ridges": []}, sealed=True)
-
-
-def test_results_of_0_1_0_are_read_and_not_mixed_with_others(config, tmp_path):
-    config = change(config, direction="whiten", protocol="paper")
-    first = perturb(change(config, component=[4], perturbation="npeff-whiten-lift"))["npeff"]
-    folder, _ = results(config, "npeff-whiten-lift")
+        write_json(path, values, sealed=True)
     run = Run.open(config.run)
-    as_in_0_1_0(run, folder)
     old = read_results(folder)
-    assert old.components[0].best.ratio == first.components[0].best.ratio
-    assert old.summary.protocol == "paper"
-    about, records = read_perturbations(run, "npeff", open_decomposition(run, "npeff"))[0]
-    assert (about.summary.protocol, list(records)) == ("paper", [4])
-    with pytest.raises(UserError, match="measured it in-sample, by rules that are no longer in use"):
-        perturb(change(config, perturbation="npeff-whiten-lift"))
+    assert [line[0] for line in write_overview(folder.parent).rows] == ["old"]
+    assert read_perturbations(run, "npeff", open_decomposition(run, "npeff")) == []
+    with pytest.raises(UserError, match="by rules that are no longer in use"):
+        perturb(config)
     assert read_results(folder) == old
-    shutil.copytree(config.run, tmp_path / "again")
-    shutil.rmtree(tmp_path / "again" / "perturbations")
-    again = replay(ReplayConfig(str(folder), to=str(tmp_path / "again")))["npeff"]
-    assert [record.component for record in again.components] == [4]
-    assert again.summary.protocol == "heldout"  # what the same command means today
 
 
 def test_results_of_another_decomposition_are_not_continued(config):
