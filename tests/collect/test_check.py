@@ -31,5 +31,5 @@ def test_certain_answers_are_no_error(config, monkeypatch, dtype):
 
 @pytest.mark.parametrize("wrong", [{"examples": 0}, {"asked": -1}])
 def test_nothing_to_check(wrong):
-    with pytest.raises(UserError, match="must be at least 1"):
+    with pytest.raises(UserError, match="should be at least 1"):
         CheckConfig("model", **wrong)

@@ -68,11 +68,13 @@ class RepairConfig(Record):
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
 
     common: ClassVar[tuple[str, ...]] = ("fix", "limit", "nulls", "lora", "save", "decomposition", "device")
+    least: ClassVar[dict[str, int]] = {"nulls": 0, "lora": 0}
+    above: ClassVar[dict[str, int]] = {"limit": 0, "adapter_share": 0}
+    most: ClassVar[dict[str, int]] = {"adapter_share": 1}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_name(self.repair, "--repair")
-        if not self.limit > 0 or not 0 < self.adapter_share <= 1 or min(self.nulls, self.lora) < 0:
-            raise UserError("--limit should be above 0, --nulls and --lora at least 0, --adapter-share from 0 to 1.")
 
 
 class DiffConfig(Record):

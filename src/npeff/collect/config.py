@@ -167,9 +167,7 @@ class CheckConfig(Record):
     asked: int = 64
     """How many examples to ask, to see which answers the model gives."""
 
-    def __post_init__(self) -> None:
-        if self.examples < 1 or self.asked < 1:
-            raise UserError("--examples and --asked must be at least 1.")
+    least: ClassVar[dict[str, int]] = {"examples": 1, "asked": 1}
 
 
 def parse_directions(text: str) -> tuple[str, float]:

@@ -58,6 +58,4 @@ class CaseStudyConfig(Record):
 
     common: ClassVar[tuple[str, ...]] = ("decomposition", "examples", "words", "device")
 
-    def __post_init__(self) -> None:
-        if min(self.examples, self.words) < 1:
-            raise UserError("--examples and --words must be at least 1.")
+    least: ClassVar[dict[str, int]] = {"examples": 1, "words": 1}
