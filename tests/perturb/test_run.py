@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from npeff.config import ReplayConfig
 from npeff.decompose.run import open_decomposition
 from npeff.explore.evidence import read_perturbations
 from npeff.perturb import run as command
-from npeff.perturb.config import SensingConfig
+from npeff.perturb.config import PerturbConfig, SensingConfig
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.records import Results, chance_limit, read_results
 from npeff.perturb.report import write_overview
@@ -116,8 +117,9 @@ def test_a_null_is_no_effect_of_its_own_examples(held_run, config):
     found = perturb(change(config, nulls=8, component=[1], direction="whiten", ridge=1e-3))["npeff"]
     run = Run.open(config.run)
     decomposition = open_decomposition(run, "npeff")
-    plan = make_plan(run, decomposition, (1,), 1, 4, 16, 0)
-    maker = DirectionMaker(run, decomposition, plan, "whiten", ridge=1e-3)
+    options = PerturbConfig("", component=(1,), top=4, random=16, ridge=1e-3, carriers=1.0)
+    plan = make_plan(run, decomposition, options)
+    maker = DirectionMaker(run, decomposition, plan, options)
     subjects = [plan.null(number, 0) for number in range(8)]
     rows = run.source("fisher").read(0, 120)
     for subject, vector in zip(subjects, maker.make(subjects).sums.vectors, strict=True):
@@ -266,11 +268,12 @@ def test_it_says_what_it_uses_and_how_long_it_takes(config, capsys):
 def test_whitening_leaves_users_out_and_beats_plain(config):
     run = Run.open(config.run)
     decomposition = open_decomposition(run, "npeff")
-    plan = make_plan(run, decomposition, (1, 4), 8, 4, 16, 0)
+    options = PerturbConfig("", component=(1, 4), top=4, random=16)
+    plan = make_plan(run, decomposition, options)
     subjects = [plan.component(number) for number in plan.components]
     directions, plain, few = (
-        DirectionMaker(run, decomposition, plan, direction, carriers=carriers).make(subjects)
-        for direction, carriers in (("whiten", 1.0), ("plain", 1.0), ("whiten", 0.5))
+        DirectionMaker(run, decomposition, plan, replace(options, **how)).make(subjects)
+        for how in ({"carriers": 1.0}, {"direction": "plain"}, {"carriers": 0.5})
     )
     difference = (directions.sums.weights["fisher"] - plain.sums.weights["fisher"]).numpy()
     carried = (few.sums.weights["fisher"] != 0).numpy()
