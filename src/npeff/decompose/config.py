@@ -145,8 +145,7 @@ class DecomposeConfig(SolverConfig, kw_only=True):
     overwrite: bool = False
     """Replace a decomposition of the same name that was made with other options."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.holdout is not None and not 0 <= self.holdout < 1:
             raise UserError(f"holdout is a share of the examples, at least 0 and below 1, not {self.holdout}.")
         check_name(self.decomposition, "--decomposition")

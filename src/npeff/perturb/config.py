@@ -115,8 +115,7 @@ class PerturbConfig(Record):
         """The KL divergence of top examples to reach, also if nobody says."""
         return self.target_kl or (0.1 if self.protocol == "paper" else 0.01)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.protocol == "paper" and self.evaluate_on is not None:
             raise UserError("--evaluate-on is for held-out examples: leave --protocol paper out.")
         given = self.perturbation

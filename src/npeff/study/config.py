@@ -41,8 +41,7 @@ class MakeConfig(Record):
     least: ClassVar[dict[str, int]] = {"groups": 2, "forms": 1, "size": 2, "seed": 0}
     removed: ClassVar[dict[str, str]] = {"font": "forms are web pages, which show every script."}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if not 0 < self.random_groups < self.groups:
             raise UserError(f"--random-share {self.random_share} of {self.groups} groups makes none or all random.")
         if len(set(self.decomposition)) < len(self.decomposition):
@@ -80,8 +79,7 @@ class EndpointConfig(Record, kw_only=True):
     dry_run: bool = False
     """Only say how many requests and tokens it would take."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if not self.model.strip() or not self.timeout > 0:
             raise UserError("--model should name a model of the endpoint, and --timeout be above zero.")
 
@@ -129,7 +127,7 @@ class ScoreConfig(Record):
 
     renamed: ClassVar[dict[str, str]] = {"save_labels": "save_themes"}
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not self.forms:
             raise UserError("Give the filled forms to score.")
 

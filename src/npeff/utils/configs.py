@@ -57,6 +57,10 @@ class Record:
                 for number in value if isinstance(value, tuple) else (value,):
                     if number is not None and not fits(number, limit):
                         raise UserError(f"--{name.replace('_', '-')} is {number}; it should be {words} {limit}.")
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse what else is wrong: a config with rules of its own has them here."""
 
 
 _BOUNDS = {"least": (operator.ge, "at least"), "above": (operator.gt, "above"), "most": (operator.le, "at most")}
