@@ -29,7 +29,6 @@ from npeff.decompose.config import DecomposeConfig, Method
 from npeff.decompose.run import decompose, open_decomposition
 from npeff.models.select import CapturedModule
 from npeff.perturb.config import Direction, PerturbConfig
-from npeff.perturb.elsewhere import background_rows
 from npeff.perturb.evaluate import Divergence, Evaluator
 from npeff.perturb.lift import Lifter, RowSums, scale_to_unit
 from npeff.perturb.protocol import make_plan
@@ -192,15 +191,13 @@ def prediction_error(record: ComponentRecord) -> float:
 
 def measure_cost(run: Run, repeats: int = 3) -> float:
     """Measuring a component ÷ one forward pass over the examples that it is measured on."""
-    config = PerturbConfig(str(run.path))
+    config = PerturbConfig(str(run.path), count=1, carriers=CARRIERS)
     decomposition = open_decomposition(run, "npeff")
-    plan = make_plan(run, decomposition, (), 1, config.top, config.random, 0)
+    plan = make_plan(run, decomposition, config)
     prepared = prepare_run(run, "cpu")
     prompts = read_prompts(run, prepared)
     subject = plan.component(plan.components[0])
-    maker = DirectionMaker(
-        run, decomposition, plan, "whiten", carriers=CARRIERS, text=background_rows(run, prepared, 0)
-    )
+    maker = DirectionMaker(run, decomposition, plan, config, prepared)
     (vector,) = Lifter(run, prepared, prompts).lift(maker.make([subject]).sums)
     scale_to_unit(vector)
     sketched = prepared.collector.sketch.matvec(vector)

@@ -119,8 +119,7 @@ def _perturb(run: Run, decomposition: Decomposition, chosen: list[int], count: i
     """Change the model along the first of the chosen components that enough held-out examples use."""
     named = PerturbConfig(str(run.path), NAME, perturbation=NAME, overwrite=True)
     config = replace(named, nulls=NULLS, random=RANDOM, carriers=min(0.3, CARRIERS / (count * (1 - HOLDOUT))))
-    every = (len(decomposition.components), config.top, config.random, config.seed)
-    able = set(make_plan(run, decomposition, (), *every).components)
+    able = set(make_plan(run, decomposition, replace(config, count=len(decomposition.components))).components)
     components = tuple(number for number in chosen if number in able)[:PERTURBED]
     if not components:
         print("No telling component has enough held-out examples.")

@@ -18,6 +18,7 @@ from npeff.act.repair import REPAIR, Repair, calibration_error, compare_ways, re
 from npeff.cli import main
 from npeff.collect.session import prepare_run, read_prompts
 from npeff.decompose.run import open_decomposition
+from npeff.perturb.config import PerturbConfig
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.weights import EditedWeights
 from npeff.store.run import Run
@@ -162,7 +163,7 @@ def check_the_saved_change(config, folder, found, mended, model):
     length = torch.cat([part.flatten() for part in delta.values()]).norm()
     assert float(length) == pytest.approx(mended.tried[0].length, rel=1e-4)
     after = predictions()
-    tests = make_plan(run, open_decomposition(run, "npeff"), [], 1, 16, 128, 0).test.examples
+    tests = make_plan(run, open_decomposition(run, "npeff"), PerturbConfig("", count=1)).test.examples
     assert [before[i] for i in tests] == model.predictions
     assert [after[i] for i in tests] == mended.predictions
 

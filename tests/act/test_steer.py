@@ -11,6 +11,7 @@ from npeff.act.steer import UNIT, Steering, steer
 from npeff.cli import main
 from npeff.collect.session import read_prompts
 from npeff.decompose.run import open_decomposition
+from npeff.perturb.config import PerturbConfig
 from npeff.perturb.protocol import make_plan
 from npeff.utils.errors import UserError
 from tests import tiny
@@ -36,7 +37,8 @@ def answers(steering, examples):
 
 def test_strength_one_is_a_kl_of_a_tenth_to_second_order_and_up_is_towards_the_models_answers(steering):
     decomposition = open_decomposition(steering.run, "npeff")
-    top = make_plan(steering.run, decomposition, [1], 1, 16, 60, 0).component(1).tune[0].top.tolist()
+    plan = make_plan(steering.run, decomposition, PerturbConfig("", component=(1,), random=60))
+    top = plan.component(1).tune[0].top.tolist()
     before = answers(steering, top)
     kls, rises = [], []
     for strength in (0.02, -0.02):

@@ -49,5 +49,5 @@ def test_weights_that_lie_on_disk_are_not_compared(config, capsys):
 
 @pytest.mark.parametrize("wrong", [{"examples": 0}, {"asked": -1}])
 def test_nothing_to_check(wrong):
-    with pytest.raises(UserError, match="must be at least 1"):
+    with pytest.raises(UserError, match="should be at least 1"):
         CheckConfig("model", **wrong)

@@ -170,7 +170,7 @@ def test_k_of_the_sae_scales_with_its_width():
     x = ArrayRows(torch.randn(60, 8, generator=torch.Generator().manual_seed(0)))
     config = FitConfig(method="sae", components=32, sae=SaeConfig(sae_steps=20, sae_patience=10))
     assert (Sae(config).fit(x).coefficients > 0).sum(dim=1).max() == 2
-    with pytest.raises(UserError, match="top_k should be above 0"):
+    with pytest.raises(UserError, match="--top-k is 0; it should be at least 1"):
         SaeConfig(top_k=0)
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shutil
 import threading
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,8 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore.config import ExportConfig
 from npeff.explore.export import export
 from npeff.explore.server import make_server
-from npeff.perturb.records import ComponentRecord, Made, identity
 from npeff.store.layout import choose_decomposition
 from npeff.store.run import Run
-from npeff.utils.configs import read_record, write_record
 from tests.analyse.test_relations import EXAMPLES, put
 from tests.browser import show, watched
 from tests.explore.conftest import HELD_OUT, IN_SAMPLE
@@ -135,36 +131,6 @@ def test_perturbations_on_the_overview(browser: Browser, site: Path) -> None:
         none = sum(effect is not None and effect["ratio"] <= effect["limit"] for effect in effects)
         expect(cells.filter(has_text="no effect above chance")).to_have_count(none)
         expect(cells.filter(has_text=re.compile("^\u2013$"))).to_have_count(2)  # in-sample ratios are not in this table
-
-
-def test_results_of_an_earlier_version_are_in_sample(browser: Browser, perturbed: Run, tmp_path: Path) -> None:
-    shutil.copytree(perturbed.path, tmp_path / "run", ignore=shutil.ignore_patterns(HELD_OUT, "results.json"))
-    run, folder = Run.open(tmp_path / "run"), tmp_path / "run/perturbations" / IN_SAMPLE
-    made = read_record(Made, folder / "config.json")
-    config = {name: value for name, value in made.config.items() if name not in ("protocol", "nulls", "elsewhere")}
-    made = replace(made, config=config, key=identity(run, open_decomposition(run, "npeff-4-0"), config))
-    write_record(folder / "config.json", made, sealed=True)
-    shutil.rmtree(folder / "nulls")
-    for file in folder.glob("components/*.json"):
-        new = read_record(ComponentRecord, file)
-        best = replace(
-            new.best, interval=None, permuted=None, elsewhere=[], top_kls=[], random_kls=[], predicted_ratio=2
-        )
-        signs = [best, replace(best, sign=-best.sign, ratio=0.5)]
-        write_record(file, replace(new, best=best, outcomes=signs, tried=[], key=made.key), sealed=True)
-    site = export(ExportConfig(str(run.path), str(tmp_path / "site"))).parent
-    with watched(browser) as page:
-        show(page, site, "#/d/npeff-4-0/c/1", "Component 1")
-        expect(page.locator("#perturbed .badge")).to_have_text(["in-sample", "not compared with chance"])
-        expect(page.locator("#perturbed")).to_contain_text("So the ratio flatters")
-        expect(page.locator("#perturbed thead th")).to_have_count(2)
-        expect(page.locator("#perturbed tbody tr").first.locator("td").last).to_have_text("0.5")
-        expect(page.locator("#perturbed")).not_to_contain_text(re.compile("undefined|NaN|null"))
-        expect(page.locator("#perturbed")).not_to_contain_text("running text")
-        show(page, site, "#/d/npeff-4-0", "4 components")
-        expect(page.locator("#perturbations .badge")).to_have_text(["in-sample"])
-        expect(page.locator("#perturbations")).not_to_contain_text(re.compile("undefined|NaN|null"))
-        expect(page.get_by_role("button", name="held-out KL ratio", exact=True)).to_have_count(0)
 
 
 def test_the_page_opens_on_the_default_decomposition_and_says_where_perturbations_are(

@@ -11,6 +11,7 @@ from npeff.analyse.records import Group
 from npeff.decompose.run import open_decomposition
 from npeff.explore.evidence import read_perturbations
 from npeff.perturb import protocol
+from npeff.perturb.config import PerturbConfig
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.run import perturb
 from npeff.perturb.whitening import DirectionMaker, users
@@ -28,7 +29,7 @@ def grouped(monkeypatch):
 
 def test_a_group_ranks_by_the_sum_of_its_coefficients_and_leaves_its_users_out(held_run):
     decomposition = open_decomposition(held_run, "npeff")
-    plan = make_plan(held_run, decomposition, (0,), 1, 4, 16, 0, grouped=True)
+    plan = make_plan(held_run, decomposition, PerturbConfig("", group=(0,), top=4, random=16))
     assert plan.members == [[1, 4], [1, 2, 4]]
     sums = decomposition.coefficients.numpy()[:, [1, 4]].sum(axis=1)
     ranked = plan.component(0).test[0].top
@@ -42,8 +43,9 @@ def test_a_group_ranks_by_the_sum_of_its_coefficients_and_leaves_its_users_out(h
 @pytest.mark.parametrize("direction", ["plain", "reject"])
 def test_its_direction_is_made_of_its_members(held_run, direction):
     decomposition = open_decomposition(held_run, "npeff")
-    plan = make_plan(held_run, decomposition, (0, 1), 1, 4, 16, 0, grouped=True)
-    made = DirectionMaker(held_run, decomposition, plan, direction, threshold=1.0).make([plan.component(0)])
+    config = PerturbConfig("", group=(0, 1), top=4, random=16, direction=direction, threshold=1.0, carriers=1.0)
+    plan = make_plan(held_run, decomposition, config)
+    made = DirectionMaker(held_run, decomposition, plan, config).make([plan.component(0)])
     H = decomposition.components.double()
     whole = group_mix(decomposition, [1, 4]) @ H
     if direction == "reject":  # with a threshold of 1 nothing of the other components is left, one after another

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from npeff.decompose.run import open_decomposition
+from npeff.perturb.config import PerturbConfig
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.whitening import DirectionMaker
 from npeff.store.run import Run
@@ -17,8 +18,12 @@ from tests.conftest import write_reviews
 from tests.perturb.conftest import make_run
 
 
-def plan_of(run, method="npeff", components=(1, 4), count=3, top=4, random=16, **options):
-    return make_plan(run, open_decomposition(run, method), components, count, top, random, 0, **options)
+def options(component=(), count=1, top=4, random=16, **others):
+    return PerturbConfig("", component=component, count=count, top=top, random=random, **others)
+
+
+def plan_of(run, method="npeff", components=(1, 4), count=3, evaluate_on=None, **others):
+    return make_plan(run, open_decomposition(run, method), options(components, count, **others), evaluate_on)
 
 
 def test_parts_have_no_example_in_common(held_run):
@@ -43,7 +48,8 @@ def test_directions_are_made_of_the_fit_alone(held_run, method, direction):
     """No held-out example carries a direction."""
     plan = plan_of(held_run, method, components=(), count=2)
     decomposition = open_decomposition(held_run, method)
-    maker = DirectionMaker(held_run, decomposition, plan, direction, ridge=0.01, carriers=0.5)
+    config = options(direction=direction, ridge=0.01, carriers=0.5)
+    maker = DirectionMaker(held_run, decomposition, plan, config)
     subjects = [plan.null(0, 0), *map(plan.component, plan.components)]
     sums = maker.make(subjects).sums
     for kind, weights in sums.weights.items():
@@ -118,13 +124,13 @@ def test_without_held_out_examples_nothing_is_measured_silently(run, held_run, t
     decomposition = open_decomposition(few, "npeff")
     decomposition.notes.held_out = decomposition.notes.held_out[:20]
     with pytest.raises(UserError, match="20 held-out examples are too few"):
-        make_plan(few, decomposition, (1,), 1, 4, 16, 0)
+        make_plan(few, decomposition, options((1,)))
     texts = few.table["text"].to_pylist()
     fitted = np.setdiff1d(np.arange(120), open_decomposition(few, "npeff").notes.held_out)
     texts[open_decomposition(few, "npeff").notes.held_out[0]] = texts[fitted[0]]
     place = few.table.column_names.index("text")
     few.table = few.table.set_column(place, "text", pa.array(texts))
-    plan = make_plan(few, open_decomposition(few, "npeff"), (1,), 1, 4, 16, 0)
+    plan = make_plan(few, open_decomposition(few, "npeff"), options((1,)))
     assert len(plan.tune.examples) + len(plan.test.examples) == 59
     assert "1 held-out examples have a text that was fitted" in capsys.readouterr().out
 
@@ -136,6 +142,6 @@ def test_a_component_that_is_hardly_used_is_refused(held_run):
     with pytest.raises(
         UserError, match="Component 1 is used by fewer than 4 of the 20 examples to choose on or of the 40"
     ):
-        make_plan(held_run, decomposition, (1,), 1, 4, 16, 0)
-    drawn = make_plan(held_run, decomposition, (), 6, 4, 16, 0)
+        make_plan(held_run, decomposition, options((1,)))
+    drawn = make_plan(held_run, decomposition, options(count=6))
     assert 1 not in drawn.components

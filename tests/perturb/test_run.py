@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,10 @@ from npeff.config import ReplayConfig
 from npeff.decompose.run import open_decomposition
 from npeff.explore.evidence import read_perturbations
 from npeff.perturb import run as command
-from npeff.perturb.config import SensingConfig
+from npeff.perturb.config import PerturbConfig, SensingConfig
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.records import Results, chance_limit, read_results
+from npeff.perturb.report import write_overview
 from npeff.perturb.run import perturb
 from npeff.perturb.statistics import geometric_mean, mean_interval, next_interval
 from npeff.perturb.whitening import DirectionMaker, users
@@ -116,8 +117,9 @@ def test_a_null_is_no_effect_of_its_own_examples(held_run, config):
     found = perturb(change(config, nulls=8, component=[1], direction="whiten", ridge=1e-3))["npeff"]
     run = Run.open(config.run)
     decomposition = open_decomposition(run, "npeff")
-    plan = make_plan(run, decomposition, (1,), 1, 4, 16, 0)
-    maker = DirectionMaker(run, decomposition, plan, "whiten", ridge=1e-3)
+    options = PerturbConfig("", component=(1,), top=4, random=16, ridge=1e-3, carriers=1.0)
+    plan = make_plan(run, decomposition, options)
+    maker = DirectionMaker(run, decomposition, plan, options)
     subjects = [plan.null(number, 0) for number in range(8)]
     rows = run.source("fisher").read(0, 120)
     for subject, vector in zip(subjects, maker.make(subjects).sums.vectors, strict=True):
@@ -223,60 +225,25 @@ def test_what_comes_with_results_may_be_asked_for_later(config):
     assert other.kept < adapter.kept
 
 
-def as_in_0_1_0(run, folder):
-    """Rewrite results as that version wrote them; the digest is that version's, spelled out."""
+def test_results_of_versions_without_a_protocol_are_listed_and_not_continued(config):
+    config = change(config, protocol="paper", perturbation="old")
+    perturb(config)
+    folder, _ = results(config, "old")
     made = read_object(folder / "config.json")
-    made.pop("evaluated")
-    config = {**made["config"], "background_rows": 4096, "adapter_rank": 64}
-    config |= {"components": config.pop("component"), "label": config.pop("perturbation")}
-    config["sensing"] |= {"gamma": 0.99, "beta": 4.0, "inner_tolerance": 1e-3, "debias": 0}
-    for name in ("protocol", "evaluate_on", "nulls", "elsewhere", "ranks"):
-        config.pop(name)
-    kept = {n: v for n, v in config.items() if n not in ("run", "label", "overwrite", "device", "memory_gb", "predict")}
-    decomposition = open_decomposition(run, "npeff")
-    tensors = (decomposition.components, decomposition.coefficients)
-    digest = hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()
-    whole = json.dumps([run.fingerprint, run.manifest.examples_sha256, digest, kept], sort_keys=True)
-    key = hashlib.sha256(whole.encode()).hexdigest()
-    write_json(folder / "config.json", made | {"config": config, "key": key}, sealed=True)
-    shutil.rmtree(folder / "nulls")
-    new = ("interval", "permuted", "elsewhere", "top_kls", "random_kls")
+    del made["config"]["protocol"]
+    write_json(folder / "config.json", made, sealed=True)
     for path in (folder / "results.json", *(folder / "components").iterdir()):
         values = read_object(path)
-        for name in ("nulls", "parts"):
-            values.pop(name, None)
-        for name in ("protocol", "interval", "null", "above_null", "elsewhere"):
-            values.get("summary", {}).pop(name, None)
         for record in values.get("components", [values]):
-            for name in ("stationarity", "entries", "residual", "iterations", "planted_cosine", "key", "tried", "kind"):
-                record.pop(name, None)
-            for name in new:
-                record["best"].pop(name)
             record["outcomes"] = [record["best"], record["best"] | {"sign": -record["best"]["sign"]}]
-        write_json(path, {**values, "key": key}, sealed=True)
-    notes = read_object(folder / "notes.json")
-    write_json(folder / "notes.json", {"stationarity": [1.0], "ridge": notes["ridge"], "ridges": []}, sealed=True)
-
-
-def test_results_of_0_1_0_are_read_and_not_mixed_with_others(config, tmp_path):
-    config = change(config, direction="whiten", protocol="paper")
-    first = perturb(change(config, component=[4], perturbation="npeff-whiten-lift"))["npeff"]
-    folder, _ = results(config, "npeff-whiten-lift")
+        write_json(path, values, sealed=True)
     run = Run.open(config.run)
-    as_in_0_1_0(run, folder)
     old = read_results(folder)
-    assert old.components[0].best.ratio == first.components[0].best.ratio
-    assert old.summary.protocol == "paper"
-    about, records = read_perturbations(run, "npeff", open_decomposition(run, "npeff"))[0]
-    assert (about.summary.protocol, list(records)) == ("paper", [4])
-    with pytest.raises(UserError, match="measured it in-sample, by rules that are no longer in use"):
-        perturb(change(config, perturbation="npeff-whiten-lift"))
+    assert [line[0] for line in write_overview(folder.parent).rows] == ["old"]
+    assert read_perturbations(run, "npeff", open_decomposition(run, "npeff")) == []
+    with pytest.raises(UserError, match="by rules that are no longer in use"):
+        perturb(config)
     assert read_results(folder) == old
-    shutil.copytree(config.run, tmp_path / "again")
-    shutil.rmtree(tmp_path / "again" / "perturbations")
-    again = replay(ReplayConfig(str(folder), to=str(tmp_path / "again")))["npeff"]
-    assert [record.component for record in again.components] == [4]
-    assert again.summary.protocol == "heldout"  # what the same command means today
 
 
 def test_results_of_another_decomposition_are_not_continued(config):
@@ -301,11 +268,12 @@ def test_it_says_what_it_uses_and_how_long_it_takes(config, capsys):
 def test_whitening_leaves_users_out_and_beats_plain(config):
     run = Run.open(config.run)
     decomposition = open_decomposition(run, "npeff")
-    plan = make_plan(run, decomposition, (1, 4), 8, 4, 16, 0)
+    options = PerturbConfig("", component=(1, 4), top=4, random=16)
+    plan = make_plan(run, decomposition, options)
     subjects = [plan.component(number) for number in plan.components]
     directions, plain, few = (
-        DirectionMaker(run, decomposition, plan, direction, carriers=carriers).make(subjects)
-        for direction, carriers in (("whiten", 1.0), ("plain", 1.0), ("whiten", 0.5))
+        DirectionMaker(run, decomposition, plan, replace(options, **how)).make(subjects)
+        for how in ({"carriers": 1.0}, {"direction": "plain"}, {"carriers": 0.5})
     )
     difference = (directions.sums.weights["fisher"] - plain.sums.weights["fisher"]).numpy()
     carried = (few.sums.weights["fisher"] != 0).numpy()

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npeff.act.config import RepairConfig
 from npeff.cli import COMMANDS, main, parse
 from npeff.collect.config import CollectConfig
+from npeff.decompose.config import PaperConfig, SaeConfig
+from npeff.perturb.config import PerturbConfig, SensingConfig
 from npeff.utils.configs import LARGEST, from_dict, to_dict
 from npeff.utils.errors import UserError
 
@@ -72,3 +75,23 @@ def test_overview_and_version(capsys):
     assert all(name in said for name in COMMANDS)
     assert main(["--version"]) == 0
     assert main(["nonsense"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "values", "words"),
+    [
+        (PerturbConfig, {"nulls": -1}, "--nulls is -1; it should be at least 0"),
+        (PerturbConfig, {"fidelity": 1.5}, "--fidelity is 1.5; it should be at most 1"),
+        (PerturbConfig, {"adapter_share": 0}, "--adapter-share is 0; it should be above 0"),
+        (PerturbConfig, {"curve": (1.0, 0.0)}, "--curve is 0.0; it should be above 0"),
+        (PerturbConfig, {"target_kl": float("nan")}, "--target-kl is nan; it should be above 0"),
+        (RepairConfig, {"limit": 0}, "--limit is 0; it should be above 0"),
+        (RepairConfig, {"lora": -1}, "--lora is -1; it should be at least 0"),
+    ],
+)
+def test_numbers_outside_their_bounds_are_named(config, values, words):
+    with pytest.raises(UserError, match=words):
+        config("run", **values)
+    for kind, wrong in ((SensingConfig, {"mu": 0}), (PaperConfig, {"joint_rate": 0}), (SaeConfig, {"sae_rate": -1})):
+        with pytest.raises(UserError, match="it should be above 0"):
+            kind(**wrong)

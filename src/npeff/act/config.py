@@ -32,7 +32,7 @@ class SteerConfig(Record):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.tokens < 0 or not self.text:
             raise UserError("Give a text that is not empty, and at least 0 --tokens.")
 
@@ -68,11 +68,12 @@ class RepairConfig(Record):
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
 
     common: ClassVar[tuple[str, ...]] = ("fix", "limit", "nulls", "lora", "save", "decomposition", "device")
+    least: ClassVar[dict[str, int]] = {"nulls": 0, "lora": 0}
+    above: ClassVar[dict[str, int]] = {"limit": 0, "adapter_share": 0}
+    most: ClassVar[dict[str, int]] = {"adapter_share": 1}
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_name(self.repair, "--repair")
-        if not self.limit > 0 or not 0 < self.adapter_share <= 1 or min(self.nulls, self.lora) < 0:
-            raise UserError("--limit should be above 0, --nulls and --lora at least 0, --adapter-share from 0 to 1.")
 
 
 class DiffConfig(Record):
@@ -89,7 +90,7 @@ class DiffConfig(Record):
     diff: str | None = None
     """Name of the results; that of the first run if not given."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_name(self.diff, "--diff")
         if min(self.refits, len(self.runs)) < 2 or len(self.decomposition) not in (0, len(self.runs)):
             raise UserError("Give two runs or more, a --decomposition for each or none, and at least 2 --refits.")

@@ -289,8 +289,7 @@ class _Session:
         self.run, self.decomposition, self.config = run, decomposition, config
         if not can_read(run, decomposition) or not decomposition.notes.held_out:
             raise UserError("A repair needs Fisher rows and held-out examples: npeff decompose --holdout 0.5")
-        defaults = PerturbConfig(config.run)
-        self.plan = make_plan(run, decomposition, [], 1, defaults.top, defaults.random, config.seed)
+        self.plan = make_plan(run, decomposition, PerturbConfig(config.run, count=1, seed=config.seed))
         self.labels, mend, self.Q = read_wanted(run, decomposition, self.plan.fit, config.fix)
         self.mended = int(mend[np.concatenate([self.plan.fit, self.plan.tune.examples])].sum())
         passages, self.prepared = read_passages(config.elsewhere), prepare_to_edit(run, config.device)

@@ -13,15 +13,14 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
 from npeff.models.load import LoadedModel
 from npeff.models.prompts import encode
-from npeff.perturb.config import Direction, PerturbConfig
-from npeff.perturb.elsewhere import background_rows
+from npeff.perturb.config import Direction, PerturbConfig, Protocol
 from npeff.perturb.evaluate import Divergence
 from npeff.perturb.lift import Lifter, check_component, check_method, scale_to_unit
 from npeff.perturb.protocol import make_plan
 from npeff.perturb.weights import EditedWeights
 from npeff.perturb.whitening import DirectionMaker
 from npeff.store.run import Run
-from npeff.utils import Record, UserError
+from npeff.utils import Record, UserError, replace
 from npeff.utils.report import record_table
 
 UNIT = 0.1
@@ -166,9 +165,7 @@ def direction_maker(
     Returns:
         The maker, with a plan of who takes part in what.
     """
-    defaults = PerturbConfig(str(run.path))
-    protocol = "heldout" if decomposition.notes.held_out else "paper"
-    random = min(defaults.random, len(run.table) // 2)
-    plan = make_plan(run, decomposition, [component], 1, defaults.top, random, seed, protocol)
-    text = background_rows(run, prepared, seed) if direction == "whiten" else None
-    return DirectionMaker(run, decomposition, plan, direction, carriers=defaults.carriers, seed=seed, text=text)
+    protocol: Protocol = "heldout" if decomposition.notes.held_out else "paper"
+    config = PerturbConfig(str(run.path), component=(component,), protocol=protocol, direction=direction, seed=seed)
+    config = replace(config, random=min(config.random, len(run.table) // 2))
+    return DirectionMaker(run, decomposition, make_plan(run, decomposition, config), config, prepared)

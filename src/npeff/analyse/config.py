@@ -51,8 +51,7 @@ class CompareConfig(Record):
     """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
     sae: SaeConfig = field(default_factory=SaeConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if not self.methods:
             raise UserError("Give at least one method.")
 
@@ -77,8 +76,7 @@ class StabilityConfig(Record):
     device: str = "auto"
     """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         for name in ("components", "seeds"):
             values = getattr(self, name)
             if len(set(values)) < len(values) or (name == "seeds" and not values):
@@ -107,8 +105,7 @@ class SweepConfig(SolverConfig, kw_only=True):
     holdout: float = 0.5
     """Share of examples to hold out."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if not 0 < self.holdout < 1:
             raise UserError(f"holdout is a share of the examples, above 0 and below 1, not {self.holdout}.")
 
@@ -130,7 +127,6 @@ class ProbeConfig(Record):
     examples: int = 1
     """Top examples of the run to print for a component."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if not self.texts:
             raise UserError("Give at least one text, in quotes.")

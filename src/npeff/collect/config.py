@@ -24,10 +24,10 @@ class DirectionsConfig(Record):
     directions_seed: int = 0
     """Seed of projection and sampling."""
 
-    def __post_init__(self) -> None:
+    least: ClassVar[dict[str, int]] = {"max_rows": 1, "rank": 1}
+
+    def _check(self) -> None:
         parse_directions(self.directions)
-        if self.max_rows < 1 or (self.rank is not None and self.rank < 1):
-            raise UserError("--max-rows and --rank must be at least 1.")
 
 
 SketchKind = Literal["blocks", "kron", "sparse", "dense"]
@@ -48,9 +48,9 @@ class SketchConfig(Record):
     sketch_seed: int = 0
     """Seed of the projection. Runs can be compared only under the same one."""
 
-    def __post_init__(self) -> None:
-        if self.dim < 1 or self.copies < 1:
-            raise UserError("The sketch's --dim and --copies must be at least 1.")
+    least: ClassVar[dict[str, int]] = {"dim": 1, "copies": 1}
+
+    def _check(self) -> None:
         if self.side is not None and self.side**2 < self.dim:
             raise UserError(f"A --side of {self.side} is too small: its square must be at least --dim {self.dim}.")
         if self.sketch == "blocks" and self.side is not None and self.side % 8:
@@ -74,9 +74,9 @@ class PositionsConfig(Record):
     rule: str | None = None
     """Ask only where it holds of the model's loss and entropy in nats: "loss < 0.1", or "loss > 4, entropy < 1"."""
 
-    def __post_init__(self) -> None:
-        if min(self.chunk, self.every, self.per_chunk or 1) < 1 or self.per_chunk == 0:
-            raise UserError("--chunk, --every and --per-chunk must be at least 1.")
+    least: ClassVar[dict[str, int]] = {"chunk": 1, "every": 1, "per_chunk": 1}
+
+    def _check(self) -> None:
         self.bounds()
 
     def bounds(self) -> list[tuple[str, str, float]]:
@@ -102,6 +102,7 @@ class CollectConfig(Record):
         *("batch_tokens", "dry_run"),
     )
     removed: ClassVar[dict[str, str]] = {"padding": "results never depended on the side of the padding."}
+    least: ClassVar[dict[str, int]] = {"shard_examples": 1, "batch_tokens": 1}
 
     run: tyro.conf.Positional[str]
     """Directory of the run; made if it is not there, continued if it is."""
@@ -127,9 +128,7 @@ class CollectConfig(Record):
     dry_run: bool = False
     """Only measure a few batches and print the time, disk and memory that the run would take."""
 
-    def __post_init__(self) -> None:
-        if self.shard_examples < 1 or self.batch_tokens < 1:
-            raise UserError("--shard-examples and --batch-tokens must be at least 1.")
+    def _check(self) -> None:
         if not (self.fisher or self.gradient or self.activation):
             raise UserError("Nothing to collect: switch on at least one of --fisher, --gradient, --activation.")
 
@@ -167,9 +166,7 @@ class CheckConfig(Record):
     asked: int = 64
     """How many examples to ask, to see which answers the model gives."""
 
-    def __post_init__(self) -> None:
-        if self.examples < 1 or self.asked < 1:
-            raise UserError("--examples and --asked must be at least 1.")
+    least: ClassVar[dict[str, int]] = {"examples": 1, "asked": 1}
 
 
 def parse_directions(text: str) -> tuple[str, float]:

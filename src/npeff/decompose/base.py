@@ -93,19 +93,13 @@ class Spread(Record):
     max: int
 
 
-class Diagnostics(Record):
+class Diagnostics(Outcome):
     """diagnostics.json: what to look at before trusting the components."""
 
     verdict: str
     """How the fit ended, in words."""
     passes: int
     """Number of passes."""
-    loss: float | None
-    """Mean loss per example that is not zero."""
-    ending: str
-    """As in `History.ending`."""
-    reseeded: int
-    """Components that died and were started again."""
     unused_components: int
     """Components that no example uses; should be 0."""
     examples_per_component: Spread

@@ -48,11 +48,8 @@ class PaperConfig(Record):
     tau: float = 0.0
     """A stage ends early when ten steps lower the summed loss by less than this; with 0 it never does."""
 
-    def __post_init__(self) -> None:
-        for name in ("joint_steps", "frozen_rate", "joint_rate"):
-            positive(name, getattr(self, name))
-        if self.frozen_steps < 0 or self.tau < 0:
-            raise UserError("frozen_steps and tau cannot be negative.")
+    least: ClassVar[dict[str, int]] = {"frozen_steps": 0, "joint_steps": 1, "tau": 0}
+    above: ClassVar[dict[str, int]] = {"frozen_rate": 0, "joint_rate": 0}
 
 
 class SaeConfig(Record):
@@ -71,11 +68,8 @@ class SaeConfig(Record):
     sae_patience: int = 500
     """Stop when the loss of the autoencoder improves by less than the tolerance in this many steps."""
 
-    def __post_init__(self) -> None:
-        for name in ("sae_rate", "sae_batch", "sae_steps", "sae_patience"):
-            positive(name, getattr(self, name))
-        if self.top_k is not None:
-            positive("top_k", self.top_k)
+    least: ClassVar[dict[str, int]] = dict.fromkeys(("top_k", "sae_batch", "sae_steps", "sae_patience"), 1)
+    above: ClassVar[dict[str, int]] = {"sae_rate": 0}
 
     def active(self, components: int) -> int:
         """Latents that may be active in an example when there are so many components: see `top_k`."""
@@ -151,17 +145,10 @@ class DecomposeConfig(SolverConfig, kw_only=True):
     overwrite: bool = False
     """Replace a decomposition of the same name that was made with other options."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.holdout is not None and not 0 <= self.holdout < 1:
             raise UserError(f"holdout is a share of the examples, at least 0 and below 1, not {self.holdout}.")
         check_name(self.decomposition, "--decomposition")
-
-
-def positive(name: str, value: float) -> None:
-    """Refuse what is not above zero (NaN included)."""
-    if not value > 0:
-        raise UserError(f"{name} should be above 0, not {value}.")
 
 
 def suggest_holdout(examples: int) -> float:

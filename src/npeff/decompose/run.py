@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 
 import torch
 
+from npeff.collect.identity import changes
 from npeff.decompose.base import CONFIG, Decomposition, Notes, Replay, SavedDecomposition
 from npeff.decompose.checkpoint import Checkpoint
 from npeff.decompose.config import DecomposeConfig, FitConfig, suggest_components, suggest_holdout
@@ -203,8 +203,8 @@ def _finished(directory: Path, run: Run, fit_config: FitConfig, config: Decompos
     if not (directory / CONFIG).exists() or config.overwrite:
         return None
     old = load(directory, run.fingerprint)
-    before, now = _flat(_identity(old.config, old.notes.holdout)), _flat(_identity(fit_config, config.holdout or 0.0))
-    other = [f"{name} {before[name]}, not {now[name]}" for name in now if before[name] != now[name]]
+    values = _identity(old.config, old.notes.holdout), _identity(fit_config, config.holdout or 0.0)
+    other = [f"{name.rpartition('.')[2]} {before}, not {now}" for name, before, now in changes(*values)]
     if other:
         raise UserError(
             f"{directory} was made with other options ({'; '.join(other)}). Choose another --decomposition, or "
@@ -217,12 +217,6 @@ def _finished(directory: Path, run: Run, fit_config: FitConfig, config: Decompos
 def _identity(config: FitConfig, holdout: float) -> dict[str, object]:
     """The options that say which fit it is."""
     return {name: value for name, value in to_dict(config).items() if name not in _NOT_IDENTITY} | {"holdout": holdout}
-
-
-def _flat(values: dict[str, object]) -> dict[str, object]:
-    """Options of nested configs on one level with the others."""
-    nested = (value.items() if isinstance(value, dict) else [(name, value)] for name, value in values.items())
-    return dict(chain.from_iterable(nested))
 
 
 def fit_key(run: Run, config: FitConfig, holdout: float) -> str:

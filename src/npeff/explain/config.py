@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import tyro
 
-from npeff.utils import Record, UserError
+from npeff.utils import Record
 
 
 class ExplainConfig(Record):
@@ -32,10 +32,9 @@ class ExplainConfig(Record):
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
 
     common: ClassVar[tuple[str, ...]] = ("component", "decomposition", "examples", "words", "parts", "device")
-
-    def __post_init__(self) -> None:
-        if self.examples < 1 or not self.memory_gb > 0 or not 0 < self.fidelity <= 1:
-            raise UserError("--examples must be at least 1, --memory-gb above 0, --fidelity above 0 and at most 1.")
+    least: ClassVar[dict[str, int]] = {"examples": 1}
+    above: ClassVar[dict[str, int]] = {"memory_gb": 0, "fidelity": 0}
+    most: ClassVar[dict[str, int]] = {"fidelity": 1}
 
 
 class CaseStudyConfig(Record):
@@ -58,6 +57,4 @@ class CaseStudyConfig(Record):
 
     common: ClassVar[tuple[str, ...]] = ("decomposition", "examples", "words", "device")
 
-    def __post_init__(self) -> None:
-        if min(self.examples, self.words) < 1:
-            raise UserError("--examples and --words must be at least 1.")
+    least: ClassVar[dict[str, int]] = {"examples": 1, "words": 1}

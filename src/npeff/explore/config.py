@@ -21,7 +21,7 @@ class ExploreConfig(Record):
     decomposition: str | None = None
     """Decomposition to open; the run's default (the newest that `npeff decompose` made) if not given."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not 0 <= self.port < 65536:
             raise UserError(f"--port {self.port} is not a port; give one from 1 to 65535, or 0 for a free one.")
 

@@ -26,7 +26,7 @@ class About(Record):
     at: str
     """What fixed the length of the change."""
     parts: dict[str, int]
-    """Examples that took part in fit, tune and test; empty while it is not finished, and in results of 0.1.0."""
+    """Examples that took part in fit, tune and test; empty while it is not finished."""
     summary: Summary
     """Means over its components."""
 
@@ -75,6 +75,8 @@ Perturbation = tuple[About, dict[int, ComponentRecord]]
 def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> list[Perturbation]:
     """Perturbations along the components of a decomposition; those of one that has been replaced are left out.
 
+    So are those of versions that knew no held-out examples.
+
     Args:
         run: The run.
         name: Name of the decomposition.
@@ -92,7 +94,7 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
         config = made.config
         try:
             key = recorded.identity(run, decomposition, config, made.evaluated)
-            fits = config["decomposition"] in (None, name) and made.key == key and not config.get("group")
+            fits = config["decomposition"] == name and made.key == key and not config.get("group")
             did = (config["direction"], config["way"], compared_at(config))
         except (KeyError, TypeError) as error:
             raise UserError(f"{folder} is damaged: no {error}. Delete it, or run `npeff perturb` again.") from error
@@ -102,7 +104,7 @@ def read_perturbations(run: Run, name: str, decomposition: Decomposition) -> lis
             finished = folder / "results.json"
             results = read_record(recorded.Results, finished) if finished.is_file() else None
             parts = results.parts if results is not None and results.key == made.key else {}  # others are replaced now
-            summary = recorded.summarise(every, config.get("protocol", "paper"))
+            summary = recorded.summarise(every, config["protocol"])
             perturbations.append((About(folder.name, *did, parts, summary), records))
     return sorted(perturbations, key=lambda each: (each[0].summary.protocol != "heldout", -len(each[1])))
 

@@ -40,8 +40,7 @@ class IclConfig(Record):
     device: str | None = None
     """Where to compute; as in the collection if not given."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if not 0.5 < self.purity <= 1:
             raise UserError("--purity is a share above 0.5 and at most 1, so that no component votes for two labels.")
 
@@ -74,7 +73,7 @@ class ReproduceConfig(Record):
     device: str = "auto"
     """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not 0 < self.scale <= 1:
             raise UserError(f"--scale is a share of the paper's examples, above 0 and at most 1, not {self.scale}.")
         self.task_examples  # noqa: B018 - refuses what cannot be read

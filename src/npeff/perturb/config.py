@@ -24,16 +24,8 @@ class SensingConfig(Record):
     """Lengthen steps where the sketch allows (Barzilai and Borwein's rule, as the authors' later FPC-BB does): what is
     very sparse is found in tens of iterations instead of thousands, given 20 inner iterations."""
 
-    removed: ClassVar[dict[str, str]] = {
-        "gamma": "the continuation always starts at 0.99 of where the vector leaves zero, as in the paper.",
-        "beta": "mu always falls by a factor of 4, as in the paper.",
-        "inner_tolerance": "an inner loop always ends when the vector changes by less than 0.1% of its length.",
-        "debias": "entries keep the sizes that the solver gives them, as in the paper.",
-    }
-
-    def __post_init__(self) -> None:
-        if not (self.mu > 0 and self.inner_iterations >= 1):
-            raise UserError("Sensing needs mu > 0 and at least one inner iteration.")
+    least: ClassVar[dict[str, int]] = {"inner_iterations": 1}
+    above: ClassVar[dict[str, int]] = {"mu": 0}
 
 
 class PerturbConfig(Record):
@@ -114,30 +106,18 @@ class PerturbConfig(Record):
         *("top", "random", "elsewhere", "save", "perturbation", "overwrite", "device"),
     )
     renamed: ClassVar[dict[str, str]] = {"components": "component", "label": "perturbation"}
-    removed: ClassVar[dict[str, str]] = {
-        "background_rows": "whitening always uses up to 4096 Fisher rows, which need less than a gigabyte.",
-        "adapter_rank": "an adapter may always take rank 64; lower --adapter-share if a matrix needs more.",
-    }
+    least: ClassVar[dict[str, int]] = {"count": 1, "top": 1, "random": 1, "nulls": 0}
+    most: ClassVar[dict[str, int]] = dict.fromkeys(("fidelity", "threshold", "carriers", "adapter_share"), 1)
+    above: ClassVar[dict[str, int]] = dict.fromkeys((*most, "target_kl", "memory_gb", "magnitude", "ridge", "curve"), 0)
 
     @property
     def aim(self) -> float:
         """The KL divergence of top examples to reach, also if nobody says."""
         return self.target_kl or (0.1 if self.protocol == "paper" else 0.01)
 
-    def __post_init__(self) -> None:
-        if min(self.count, self.top, self.random) < 1 or self.nulls < 0:
-            raise UserError("--count, --top and --random must be at least 1, --nulls at least 0.")
+    def _check(self) -> None:
         if self.protocol == "paper" and self.evaluate_on is not None:
             raise UserError("--evaluate-on is for held-out examples: leave --protocol paper out.")
-        for name in ("target_kl", "memory_gb", "magnitude", "ridge"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"--{name.replace('_', '-')} should be above 0, not {value}.")
-        if any(not factor > 0 for factor in self.curve):
-            raise UserError("--curve takes multiples above 0.")
-        for name in ("fidelity", "threshold", "carriers", "adapter_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"--{name.replace('_', '-')} should be above 0 and at most 1.")
         given = self.perturbation
         if given is not None and (not given or Path(given).name != given or given[0] == "."):
             raise UserError(f"--perturbation {given!r} cannot be the name of a directory.")

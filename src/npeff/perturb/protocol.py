@@ -12,7 +12,7 @@ paper's protocol: all three parts are all examples, so its ratios are in-sample.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 from npeff.analyse.groups import group_scores, groups
 from npeff.analyse.ranking import top_examples
 from npeff.decompose.base import Decomposition, Order
+from npeff.perturb.config import PerturbConfig
 from npeff.perturb.lift import check_component
 from npeff.store.examples import whole_texts
 from npeff.store.run import Run
@@ -138,31 +139,14 @@ class Plan(Record):
         return Subject("null", number, [self.tune.draw(generator)], [self.test.draw(generator)], group)
 
 
-def make_plan(
-    run: Run,
-    decomposition: Decomposition,
-    components: Sequence[int],
-    count: int,
-    top: int,
-    random: int,
-    seed: int,
-    protocol: str = "heldout",
-    evaluate_on: Run | None = None,
-    grouped: bool = False,
-) -> Plan:
+def make_plan(run: Run, decomposition: Decomposition, config: PerturbConfig, evaluate_on: Run | None = None) -> Plan:
     """Choose components and examples. The parts and their random examples do not depend on the components.
 
     Args:
         run: The run.
         decomposition: One of its decompositions.
-        components: Numbers of components; without any, `count` of those with enough examples are drawn.
-        count: How many to draw.
-        top: Top examples of a component, at most.
-        random: Random examples to compare with, at most.
-        seed: Seed of what is drawn.
-        protocol: heldout or paper.
+        config: Which components or groups, how many examples, and by which protocol.
         evaluate_on: Another run, collected with the same model and sketch, to take the held-out examples from.
-        grouped: Whether groups of components, with numbers of their own, take the place of components.
 
     Returns:
         The plan.
@@ -170,10 +154,10 @@ def make_plan(
     Raises:
         UserError: There are too few examples, or a component does not exist or is not used.
     """
-    usable = run.usable
+    usable, top, random, seed = run.usable, config.top, config.random, config.seed
     fit = np.setdiff1d(np.flatnonzero(usable), decomposition.notes.held_out)
     coefficients = decomposition.coefficients
-    if protocol == "paper":
+    if config.protocol == "paper":
         fit = np.flatnonzero(usable)
         if len(fit) < random + top:
             raise UserError(
@@ -200,13 +184,13 @@ def make_plan(
         tune, test = parts
     members = [[j] for j in range(coefficients.shape[1])]
     scores = {order: decomposition.scores(order, coefficients).float().cpu() for order in decomposition.orders}
-    if grouped:
+    if config.group:
         members = [group.members for group in groups(decomposition)]
         sums = [group_scores(coefficients.float(), each) for each in members]
         scores = {decomposition.orders[-1]: torch.stack(sums, dim=1) if sums else coefficients[:, :0]}
     arrays = {order: values.numpy() for order, values in scores.items()}
-    plan = Plan(protocol, evaluate_on or run, fit, tune, test, arrays, [], members)
-    return replace(plan, components=_choose(plan, decomposition, components, count, seed))
+    plan = Plan(config.protocol, evaluate_on or run, fit, tune, test, arrays, [], members)
+    return replace(plan, components=_choose(plan, decomposition, config))
 
 
 def _part(examples: Array, top: int, random: int, generator: np.random.Generator) -> Part:
@@ -232,7 +216,7 @@ def _unseen(run: Run, fit: Array, other: Run, decomposition: Decomposition, else
     return unseen
 
 
-def _choose(plan: Plan, decomposition: Decomposition, components: Sequence[int], count: int, seed: int) -> list[int]:
+def _choose(plan: Plan, decomposition: Decomposition, config: PerturbConfig) -> list[int]:
     """The components that are asked for, or some of those that enough examples of every part use."""
     least = plan.test.top if plan.protocol == "paper" else min(FEWEST, plan.test.top)
 
@@ -240,9 +224,9 @@ def _choose(plan: Plan, decomposition: Decomposition, components: Sequence[int],
         subject = plan.component(number)
         return min(len(ranked.top) for ranked in (*subject.tune, *subject.test))
 
-    chosen = list(dict.fromkeys(components))
+    chosen = list(dict.fromkeys(config.group or config.component))
     for number in chosen:
-        if plan.members == [[j] for j in range(len(decomposition.components))]:
+        if not config.group:
             check_component(decomposition, number)
         elif not 0 <= number < len(plan.members):
             have = (
@@ -255,8 +239,8 @@ def _choose(plan: Plan, decomposition: Decomposition, components: Sequence[int],
                 f"on or of the {len(plan.test.examples)} to measure: too few to tell. Hold out more examples."
             )
     if not chosen:
-        shuffled = np.random.default_rng([seed, 0]).permutation(len(plan.members)).tolist()
-        chosen = list(itertools.islice((number for number in shuffled if used(number) >= least), count))
+        shuffled = np.random.default_rng([config.seed, 0]).permutation(len(plan.members)).tolist()
+        chosen = list(itertools.islice((number for number in shuffled if used(number) >= least), config.count))
         if not chosen:
             raise UserError(
                 f"No component has {least} examples in every part. Lower --top, hold out more examples, or decompose "

@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from npeff.collect.identity import changes
 from npeff.decompose.base import Decomposition
 from npeff.perturb import statistics
-from npeff.perturb.config import PerturbConfig
 from npeff.perturb.elsewhere import RUNNING_TEXT
 from npeff.perturb.evaluate import CurvePoint, Outcome, Trial
 from npeff.perturb.statistics import Interval, geometric_mean
@@ -50,8 +49,6 @@ class ComponentRecord(Record):
     """Cosine between the sketch of the vector and the direction that was asked for."""
     best: Outcome
     """What was measured on the test part, for the order and sign that did best on the tune part."""
-    outcomes: list[Outcome] = field(default_factory=list)
-    """In results of earlier versions: every order and sign, measured in-sample; `best` is the best of them."""
     curve: list[CurvePoint] = field(default_factory=list)
     """Ratios at other magnitudes, if that was asked for."""
     where: list[Place] = field(default_factory=list)
@@ -80,6 +77,8 @@ class ComponentRecord(Record):
     """Every order and sign on the tune part."""
     kind: str = "component"
     """`component`, or `null`: a random group of examples took the place of a component's in every part."""
+
+    removed: ClassVar[dict[str, str]] = {"outcomes": "what was tried is in `tried`."}
 
 
 class Null(Record):
@@ -185,15 +184,11 @@ def in_words(record: ComponentRecord, what: str = "component") -> str:
 
 # --- what results are made of -------------------------------------------------------------------------------
 
-_NOT_IDENTITY_OF_0_1 = ("run", "label", "overwrite", "device", "memory_gb", "predict")
 _NOT_SETTINGS = (
     *("run", "perturbation", "overwrite", "device", "memory_gb", "component", "group", "count", "nulls"),
-    "evaluate_on",
-    *("predict", "ranks", "curve", "save", "adapter_share", "adapter_rank"),
+    *("evaluate_on", "predict", "ranks", "curve", "save", "adapter_share"),
 )
 """Options that say which components to measure, where, how fast and what comes with it; not what the results are."""
-_FIXED = {"gamma": 0.99, "beta": 4.0, "inner_tolerance": 1e-3, "debias": 0}
-"""Options of 0.1.0 whose values are fixed now."""
 
 
 def identity(run: Run, decomposition: Decomposition, config: Mapping[str, Any], evaluated: str | None = None) -> str:
@@ -202,29 +197,23 @@ def identity(run: Run, decomposition: Decomposition, config: Mapping[str, Any], 
     Args:
         run: The run.
         decomposition: One of its decompositions.
-        config: Options as `Made` has them, of this version or of 0.1.0.
+        config: Options as `Made` has them.
         evaluated: Fingerprint of the run that held-out examples are from, if it is another one.
 
     Returns:
         The digest of the runs, the decomposition and the settings.
     """
-    if "components" in config:  # of 0.1.0, which took the list of components into account
-        settings = {name: value for name, value in config.items() if name not in _NOT_IDENTITY_OF_0_1}
-    else:
-        settings = _settings(config)
     digest = hashlib.sha256(decomposition.components.contiguous().numpy().data)
     digest.update(decomposition.coefficients.contiguous().numpy().data)
-    made_of = [run.fingerprint, run.manifest.examples_sha256, digest.hexdigest(), settings]
+    made_of = [run.fingerprint, run.manifest.examples_sha256, digest.hexdigest(), _settings(config)]
     made_of += [evaluated] if evaluated else []
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that results depend on, with their names of today."""
-    named = {PerturbConfig.renamed.get(name, name): value for name, value in config.items()}
-    named = {"background_rows": 4096, **named, "sensing": {**_FIXED, **config.get("sensing", {})}}
-    settings = {name: value for name, value in named.items() if name not in _NOT_SETTINGS}
-    return settings | ({"group": "some"} if named.get("group") else {})  # groups and components are not mixed
+    """Options that results depend on."""
+    settings = {name: value for name, value in config.items() if name not in _NOT_SETTINGS}
+    return settings | ({"group": "some"} if config.get("group") else {})  # groups and components are not mixed
 
 
 def differences(
@@ -243,7 +232,7 @@ def differences(
         A part of a sentence for each reason; none if they can.
     """
     if "protocol" not in old.config:
-        return [f"npeff {old.npeff} measured it in-sample, by rules that are no longer in use"]
+        return [f"npeff {old.npeff} measured it by rules that are no longer in use"]
     changed = [
         f"--{name.rpartition('.')[2].replace('_', '-')} was {value} and is now {other}"
         for name, value, other in changes(_settings(old.config), _settings(config))
@@ -312,7 +301,7 @@ def read_results(folder: Path) -> Results:
     """The results of a perturbation.
 
     Args:
-        folder: RUN/perturbations/NAME, also of 0.1.0.
+        folder: RUN/perturbations/NAME.
 
     Returns:
         The results.

@@ -18,7 +18,7 @@ from npeff.decompose.run import open_decomposition
 from npeff.perturb import records as recorded
 from npeff.perturb import report
 from npeff.perturb.config import ALL, PerturbConfig
-from npeff.perturb.elsewhere import Elsewhere, background_rows, read_passages
+from npeff.perturb.elsewhere import Elsewhere, read_passages
 from npeff.perturb.evaluate import Evaluator
 from npeff.perturb.lift import Lifter, Parameters, check_method, scale_to_unit, truncate
 from npeff.perturb.protocol import Plan, Subject, make_plan
@@ -88,8 +88,7 @@ def _perturb_one(run: Run, config: PerturbConfig, evaluated: Run | None, passage
     name = config.perturbation or f"{whose}-{config.direction}-{config.way}-{config.protocol}"
     folder = run.path / PERTURBATIONS / name
     run.source(decomposition.kind)  # a run without its rows cannot be lifted from: that is told first
-    who = (config.group or config.component, config.count, config.top, config.random, config.seed, config.protocol)
-    plan = make_plan(run, decomposition, *who, evaluated, grouped=bool(config.group))
+    plan = make_plan(run, decomposition, config, evaluated)
     with only_one(folder):
         key = _start(folder, run, decomposition, plan, config)
         chosen = folder / "notes.json"
@@ -171,11 +170,9 @@ class _Session:
         self, run: Run, decomposition: Decomposition, plan: Plan, config: PerturbConfig, folder: Path, texts: list[str]
     ) -> None:
         self.run, self.plan, self.config, self.folder = run, plan, config, folder
-        how = (config.direction, config.threshold, config.ridge, config.carriers, config.seed)
         self.prepared = prepare_to_edit(run, config.device)
         check_saving(config.save, self.prepared)
-        text = background_rows(self.run, self.prepared, config.seed) if config.direction == "whiten" else None
-        self.directions = DirectionMaker(run, decomposition, plan, *how, text)
+        self.directions = DirectionMaker(run, decomposition, plan, config, self.prepared)
         self.prompts = read_prompts(run, self.prepared)
         evaluated, prompts = self.prepared, self.prompts
         if config.evaluate_on:

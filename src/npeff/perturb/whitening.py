@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from npeff.analyse.groups import group_mix, group_scores
+from npeff.collect.session import Prepared
 from npeff.decompose.base import Decomposition
 from npeff.decompose.solver import gram
-from npeff.perturb.config import Direction
+from npeff.perturb.config import PerturbConfig
+from npeff.perturb.elsewhere import background_rows
 from npeff.perturb.lift import RowSums, component_sums, example_sizes, fitted_coefficients, group_sum
 from npeff.perturb.protocol import Plan, Subject
 from npeff.perturb.statistics import ratio
@@ -164,7 +166,7 @@ def whiten(gram: torch.Tensor, products: torch.Tensor, examples: int, ridge: flo
 
 
 def whiten_within(
-    span: torch.Tensor, background: torch.Tensor, h: torch.Tensor, examples: int, ridge: float
+    span: torch.Tensor, background: torch.Tensor, h: torch.Tensor, examples: int, ridge: float, jitter: float = JITTER
 ) -> torch.Tensor:
     """Weights c of the rows of a span for which δ = spanᵀc comes closest to (F̄ + λI)⁻¹h.
 
@@ -177,13 +179,14 @@ def whiten_within(
         h: What is whitened, [p], or several [p, J].
         examples: How many examples the background belongs to.
         ridge: λ.
+        jitter: Added to the diagonal of the system, as a share of its mean.
 
     Returns:
         The weights, float64 [S], or [S, J].
     """
     cross = (span @ background.T).double()
     system = cross @ cross.T / examples + ridge * (span @ span.T).double()
-    system.diagonal().add_(JITTER * float(system.diagonal().mean()))
+    system.diagonal().add_(jitter * float(system.diagonal().mean()))
     products = (span @ h).double()
     return torch.cholesky_solve(products.view(len(span), -1), torch.linalg.cholesky(system)).view_as(products)
 
@@ -370,9 +373,7 @@ def carry(source: RowSource, sums: RowSums, carriers: float) -> RowSums:
         count = max(1, round(carriers * int((sizes[j] > 0).sum())))
         examples = np.sort(np.argsort(-sizes[j], kind="stable")[:count])
         rows = SubsetRows(source, examples).read(0, count).float()
-        system = gram(rows)
-        system.diagonal().add_(CARRIED_RIDGE * float(system.diagonal().mean()))
-        c = torch.cholesky_solve((rows @ h).double()[:, None], torch.linalg.cholesky(system))[:, 0].float()
+        c = whiten_within(rows, rows[:0], h, 1, 1.0, CARRIED_RIDGE).float()  # no background: only as near as it can
         carried.vectors[j] = c @ rows
         carried.weights[kind][j, _rows_of(source, examples)[1]] = c
     return carried
@@ -396,16 +397,7 @@ class DirectionMaker:
     """Makes the directions of a decomposition's components and of nulls, all in the same way."""
 
     def __init__(
-        self,
-        run: Run,
-        decomposition: Decomposition,
-        plan: Plan,
-        direction: Direction,
-        threshold: float = 0.5,
-        ridge: float | None = None,
-        carriers: float = 1.0,
-        seed: int = 0,
-        text: torch.Tensor | None = None,
+        self, run: Run, decomposition: Decomposition, plan: Plan, config: PerturbConfig, model: Prepared | None = None
     ) -> None:
         """Read the background and choose a ridge, where the direction needs them.
 
@@ -413,27 +405,21 @@ class DirectionMaker:
             run: The run that was decomposed.
             decomposition: The decomposition.
             plan: Who takes part in what.
-            direction: whiten, reject or plain.
-            threshold: reject: components with a cosine of at least this size are not rejected from.
-            ridge: whiten: what is added to the mean Fisher; chosen if not given.
-            carriers: whiten, reject: share of the examples that carry the direction.
-            seed: Of what is drawn.
-            text: whiten: rows of running text to leave alone, as `Background.text`; none if not given.
+            config: How directions are made.
+            model: The run's model, for rows of running text that whitening leaves alone, too; no text if not given.
         """
-        self.run, self.decomposition, self.plan = run, decomposition, plan
-        self.direction, self.threshold, self.carriers = direction, threshold, carriers
+        self.run, self.decomposition, self.plan, self.config = run, decomposition, plan, config
         self.notes = Notes()
-        if direction == "whiten":
-            task = read_background(run, plan.fit, seed)
-            self._background = Background(task, torch.zeros(0, task.rows.shape[1]) if text is None else text)
-            trials: list[RidgeTrial] = []
-            if ridge is None:
-                ridge, trials = self._choose_ridge(seed)
-            self.notes = Notes(ridge, trials, len(task.examples), len(self._background.text))
+        if config.direction == "whiten":
+            task = read_background(run, plan.fit, config.seed)
+            text = background_rows(run, model, config.seed) if model else torch.zeros(0, task.rows.shape[1])
+            self._background = Background(task, text)
+            ridge, trials = (config.ridge, []) if config.ridge else self._choose_ridge()
+            self.notes = Notes(ridge, trials, len(task.examples), len(text))
 
-    def _choose_ridge(self, seed: int) -> tuple[float, list[RidgeTrial]]:
+    def _choose_ridge(self) -> tuple[float, list[RidgeTrial]]:
         plan = self.plan
-        shuffled = np.random.default_rng([seed, 3]).permutation(len(plan.members)).tolist()
+        shuffled = np.random.default_rng([self.config.seed, 3]).permutation(len(plan.members)).tolist()
         ranked = ((j, plan.component(j).tune[0].top) for j in shuffled)
         chosen = dict(itertools.islice(((j, top) for j, top in ranked if len(top)), TRIED))
         outside = [users(self.decomposition, plan.members[j]) for j in chosen]
@@ -463,28 +449,25 @@ class DirectionMaker:
             targets[j] += vector
         cosines = torch.nn.functional.cosine_similarity(sums.vectors, targets, dim=1)
         stationarity = [round(value, 6) for value in cosines.tolist()]
-        if self.direction == "reject" and self.carriers < 1:
-            sums = carry(source, sums, self.carriers)
-        if self.direction != "whiten":
+        if self.config.direction == "reject" and self.config.carriers < 1:
+            sums = carry(source, sums, self.config.carriers)
+        if self.config.direction != "whiten":
             return Directions(sums, targets, stationarity)
         members = self.plan.members
         outside = [users(decomposition, members[s.number]) if s.group is None else s.group for s in subjects]
-        white = whiten_sums(self.run, sums, self._background, outside, self.notes.ridge or 0.0, self.carriers)
+        white = whiten_sums(self.run, sums, self._background, outside, self.notes.ridge or 0.0, self.config.carriers)
         return Directions(white, white.vectors, stationarity)
 
     def _mix(self, subject: Subject, group: torch.Tensor | None) -> torch.Tensor:
         """What a direction takes of every component, float64 [C]; a null takes only what is rejected from its own."""
         H = self.decomposition.components.float()
-        mix, own = (
-            torch.zeros(len(H), dtype=torch.float64),
-            [] if group is not None else self.plan.members[subject.number],
-        )
+        mix, own = torch.zeros(len(H), dtype=torch.float64), list[int]()
         if group is None:
+            own = self.plan.members[subject.number]
             mix = group_mix(self.decomposition, own)
             group = (mix @ H.double()).float()
-        if self.direction == "reject":
+        if self.config.direction == "reject":
             others = [j for j in range(len(H)) if j not in own]
-            mix[others] += rejection_mix(gram(torch.cat([H[others], group[None]])), [len(others)], self.threshold)[
-                0, :-1
-            ]
+            K = gram(torch.cat([H[others], group[None]]))
+            mix[others] += rejection_mix(K, [len(others)], self.config.threshold)[0, :-1]
         return mix

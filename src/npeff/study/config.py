@@ -37,8 +37,7 @@ class MakeConfig(Record):
     removed: ClassVar[dict[str, str]] = {"font": "forms are web pages, which show every script."}
     removed |= dict.fromkeys(("sample_component", "sample_theme"), "the worked samples are the same for every kit.")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if not 0 < self.random_groups < self.groups:
             raise UserError(f"--random-share {self.random_share} of {self.groups} groups makes none or all random.")
         if len(set(self.decomposition)) < len(self.decomposition):
@@ -74,8 +73,7 @@ class EndpointConfig(Record, kw_only=True):
     dry_run: bool = False
     """Only say how many requests and tokens it would take."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if not self.model.strip() or not self.timeout > 0:
             raise UserError("--model should name a model of the endpoint, and --timeout be above zero.")
 
@@ -123,7 +121,7 @@ class ScoreConfig(Record):
 
     renamed: ClassVar[dict[str, str]] = {"save_labels": "save_themes"}
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not self.forms:
             raise UserError("Give the filled forms to score.")
 

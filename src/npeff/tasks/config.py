@@ -46,7 +46,6 @@ class DataConfig(Record):
     no_chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Ask with a plain prompt, also where the task says `chat: true`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.chat and self.no_chat:
             raise UserError("--chat and --no-chat say the opposite of each other. Leave out one.")

@@ -10,6 +10,8 @@ A config class may say what has become of options of earlier versions, and which
     renamed: ClassVar[dict[str, str]]     old name → new name
     removed: ClassVar[dict[str, str]]     old name → why it is gone
     least: ClassVar[dict[str, int]]       name → the smallest number that it may be; of several, that each may be
+    above: ClassVar[dict[str, int]]       name → what it must be above
+    most: ClassVar[dict[str, int]]        name → the largest number that it may be
 
 Files of earlier versions are read with their old names; people who use one are told the new one.
 """
@@ -19,6 +21,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import operator
 import os
 import sys
 import textwrap
@@ -47,12 +50,21 @@ class Record:
         dataclasses.dataclass(frozen=True, **options)(cls)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that are too small."""
-        for name, least in getattr(self, "least", {}).items():
-            value = getattr(self, name, None)
-            for number in value if isinstance(value, tuple) else (value,):
-                if number is not None and not number >= least:
-                    raise UserError(f"--{name.replace('_', '-')} is {number}; it should be at least {least}.")
+        """Refuse numbers that are too small or too large."""
+        for bound, (fits, words) in _BOUNDS.items():
+            for name, limit in getattr(self, bound, {}).items():
+                value = getattr(self, name, None)
+                for number in value if isinstance(value, tuple) else (value,):
+                    if number is not None and not fits(number, limit):
+                        raise UserError(f"--{name.replace('_', '-')} is {number}; it should be {words} {limit}.")
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse what else is wrong: a config with rules of its own has them here."""
+
+
+_BOUNDS = {"least": (operator.ge, "at least"), "above": (operator.gt, "above"), "most": (operator.le, "at most")}
+"""Class variable of a config → how a number compares with its limit, and how that is said."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -41,9 +41,8 @@ function perturbationSection(page, { d }) {
 
 function perturbationBody({ about, record, limit, others }) {
   const { best, fidelity } = record, { summary, parts } = about, heldOut = summary.protocol === "heldout";
-  const columns = record.outcomes.length ? record.outcomes : [best]; // earlier versions have measured every sign
   const points = record.curve.map(({ magnitude, ratio }) => [magnitude, ratio]).filter((point) => point.every(Number.isFinite));
-  const orders = new Set([...columns, ...record.tried].map((one) => one.order)).size > 1;
+  const orders = new Set([best, ...record.tried].map((one) => one.order)).size > 1;
   const signed = (one) => (one.sign > 0 ? "+" : "−") + (orders ? ` ${one.order}` : "");
   const before = (pair) => (pair ? `${percent(pair[0], 0)} → ${percent(pair[1], 0)}` : "–");
   const of = (count) => (count ? ` of ${count}` : "");
@@ -62,7 +61,6 @@ function perturbationBody({ about, record, limit, others }) {
     ["accuracy", "accuracy on the top", (one) => before(one.accuracy.top)], ["accuracy", "accuracy on random ones", (one) => before(one.accuracy.random)],
     ["norm ratio", "norm ratio", (one) => times(one.norm_ratio)], ["length of the change", "length of the change", (one) => times(one.magnitude)],
   ];
-  const kind = (one) => (columns.length > 1 && one.sign === best.sign && one.order === best.order ? "number best" : "number");
   const verdict = limit === null ? "not compared with chance" : isNone({ ratio: best.ratio, limit }) ? "no effect above chance" : "above chance";
   const which = heldOut ? "held-out examples" : "examples";
   return [
@@ -72,8 +70,8 @@ function perturbationBody({ about, record, limit, others }) {
       el("span", { class: "quiet" }, ` (KL ${times(best.top_kl)} against ${times(best.random_kl)}). ${limit === null ? "" : `Chance alone gives up to ${times(limit)}. `}Any change moves them ${times(best.norm_ratio)}× as much as others (norm ratio).`)),
     heldOut ? null : el("p", { class: "small" }, FLATTERS),
     el("div", { class: "scroll" }, el("table", { class: "tight" },
-      el("thead", {}, el("tr", {}, el("td", {}, worded("sign")), columns.map((one) => el("th", { scope: "col", class: kind(one) }, signed(one))))),
-      el("tbody", {}, lines.filter(([, , said]) => columns.some(said)).map(([word, title, said]) => el("tr", {}, el("th", { scope: "row" }, worded(word, title)), columns.map((one) => el("td", { class: kind(one) }, said(one) || "–"))))))),
+      el("thead", {}, el("tr", {}, el("td", {}, worded("sign")), el("th", { scope: "col", class: "number" }, signed(best)))),
+      el("tbody", {}, lines.filter(([, , said]) => said(best)).map(([word, title, said]) => el("tr", {}, el("th", { scope: "row" }, worded(word, title)), el("td", { class: "number" }, said(best))))))),
     record.tried.length ? el("p", { class: "quiet small" }, `Tried ${heldOut ? "on the tune part" : "first"}: ${record.tried.map((one) => `${signed(one)} ratio ${times(one.ratio)}`).join(", ")}. `) : null,
     partsLine(parts, best.top.length, others),
     el("p", { class: "quiet small" }, `${about.name}: direction ${about.direction} `, what("direction"), `, ${about.way}, compared at ${about.at}; fidelity ${similar(fidelity)} `, what("fidelity")),
