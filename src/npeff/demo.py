@@ -144,7 +144,11 @@ def _examples_from_environment() -> int:
 
 
 def write_snippets(path: Path) -> None:
-    """Write the short snippets, shuffled; which they are depends on nothing but the embedded data."""
+    """Write the short snippets, shuffled; which they are depends on nothing but the embedded data.
+
+    Args:
+        path: The file, JSONL.
+    """
     table = load_dataset(load_task("reviews"), DataConfig(task="reviews", shuffle_seed=0)).table
     lines = [
         json.dumps({"text": row["text"], "label": row["label"]}, ensure_ascii=False) + "\n"

@@ -24,7 +24,14 @@ def objective(s: torch.Tensor, log_p: torch.Tensor, D: torch.Tensor, Q: torch.Te
 
 
 def regress(*problem: torch.Tensor) -> torch.Tensor:
-    """Sizes [J] with the least `objective`, by Newton's method; a step that does not help is halved."""
+    """Sizes with the least `objective`, by Newton's method; a step that does not help is halved.
+
+    Args:
+        *problem: All that `objective` takes but the sizes.
+
+    Returns:
+        The sizes, [J].
+    """
     s = torch.zeros(problem[1].shape[1], dtype=torch.float64)
     for _ in range(MOST_STEPS):
         step = torch.linalg.solve(hessian(objective)(s, *problem), grad(objective)(s, *problem))

@@ -420,7 +420,14 @@ def compare_ways(ways: dict[str, Measured], labels: Array) -> list[Outcome]:
 
 
 def verdict(outcomes: list[Outcome]) -> str:
-    """What the comparison says, in a few sentences: also what the repair does not do better than."""
+    """What the comparison says.
+
+    Args:
+        outcomes: Every way; one is the repair.
+
+    Returns:
+        A few sentences, which also name what the repair does not do better than.
+    """
     gaps = {each.way: f"{each.ahead:.1f} points [{each.ahead_low:.1f}, {each.ahead_high:.1f}]" for each in outcomes}
     said = f"The repair gains {gaps.pop(MODEL)}."
     del gaps[REPAIR]
