@@ -18,6 +18,7 @@ from npeff.act.repair import SHARES, InSketch, read_wanted
 from npeff.analyse.answers import change_of_answers
 from npeff.collect.session import prepare_to_edit
 from npeff.decompose.run import open_decomposition
+from npeff.perturb.config import PerturbConfig
 from npeff.perturb.elsewhere import background_rows
 from npeff.perturb.lift import group_sum
 from npeff.perturb.protocol import make_plan
@@ -30,7 +31,7 @@ LIMIT = 1e-3
 def main() -> None:
     run, draws = Run.open(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3
     decomposition = open_decomposition(run)
-    plan = make_plan(run, decomposition, [], 1, 16, 128, 0)
+    plan = make_plan(run, decomposition, PerturbConfig(str(run.path), count=1))
     labels, _, Q = read_wanted(run, decomposition, plan.fit, ())
     tune, test, log_p = plan.tune.examples, plan.test.examples, run.tensor("probabilities").double().log()
     prepared = prepare_to_edit(run, "cpu")
