@@ -16,7 +16,7 @@ def entry(name: str, value: float, bar: str, holds: bool = True) -> dict[str, An
     sign, _, limit = bar.partition(" ")
     return {
         "name": name,
-        "value": value,
+        "value": float(value),
         "bar": bar,
-        "holds": holds and (not limit or COMPARE[sign](value, float(limit))),
+        "holds": bool(holds and (not limit or COMPARE[sign](value, float(limit)))),
     }
