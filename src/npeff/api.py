@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from npeff.act import repair as repairing
 from npeff.act.config import DiffConfig, RepairConfig, SteerConfig
 from npeff.act.diff import Diff, diff
-from npeff.act.steer import Steered, Steering, direction_maker, steer
+from npeff.act.steer import Steered, Steering, component_vector, steer
 from npeff.analyse import probe as probing
 from npeff.analyse import ranking
 from npeff.analyse.compare import Comparison, compare
@@ -45,7 +45,7 @@ from npeff.explore.inside import Insides, is_found
 from npeff.explore.themes import Themes
 from npeff.models.load import LoadedModel
 from npeff.perturb.config import ALL, Direction, PerturbConfig
-from npeff.perturb.lift import Lifter, Parameters, scale_to_unit
+from npeff.perturb.lift import Parameters
 from npeff.perturb.records import Results
 from npeff.perturb.run import perturb
 from npeff.share.config import PullConfig, PushConfig
@@ -372,11 +372,8 @@ def lift_component(
     """
     run, components = open_run(run), open_decomposition(run, decomposition)
     prepared = prepare_run(run, device)
-    maker = direction_maker(run, components, component, prepared, direction, seed)
-    sums = maker.make([maker.plan.component(component)]).sums
-    (vector,) = Lifter(run, prepared, read_prompts(run, prepared)).lift(sums)
-    scale_to_unit(vector)
-    return vector
+    config = PerturbConfig(str(run.path), component=(component,), direction=direction, seed=seed)
+    return component_vector(run, components, prepared, read_prompts(run, prepared), config)[0]
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore.evidence import read_perturbations
 from npeff.perturb import protocol
 from npeff.perturb.config import PerturbConfig
-from npeff.perturb.protocol import make_plan
+from npeff.perturb.protocol import make_plan, users
 from npeff.perturb.run import perturb
-from npeff.perturb.whitening import DirectionMaker, users
+from npeff.perturb.whitening import DirectionMaker
 from npeff.store.run import Run
 from npeff.utils.errors import UserError
 from tests.perturb.conftest import change, results

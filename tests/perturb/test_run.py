@@ -20,12 +20,12 @@ from npeff.decompose.run import open_decomposition
 from npeff.explore.evidence import read_perturbations
 from npeff.perturb import run as command
 from npeff.perturb.config import PerturbConfig, SensingConfig
-from npeff.perturb.protocol import make_plan
+from npeff.perturb.protocol import make_plan, users
 from npeff.perturb.records import Results, chance_limit, read_results
 from npeff.perturb.report import write_overview
 from npeff.perturb.run import perturb
 from npeff.perturb.statistics import geometric_mean, mean_interval, next_interval
-from npeff.perturb.whitening import DirectionMaker, users
+from npeff.perturb.whitening import DirectionMaker
 from npeff.store.run import Run
 from npeff.utils.configs import from_dict, to_dict
 from npeff.utils.errors import UserError

@@ -13,10 +13,10 @@ from npeff.decompose.base import Decomposition
 from npeff.decompose.run import open_decomposition
 from npeff.models.load import LoadedModel
 from npeff.models.prompts import encode
-from npeff.perturb.config import Direction, PerturbConfig, Protocol
+from npeff.perturb.config import PerturbConfig, Protocol
 from npeff.perturb.evaluate import Divergence
-from npeff.perturb.lift import Lifter, check_component, check_method, scale_to_unit
-from npeff.perturb.protocol import make_plan
+from npeff.perturb.lift import Lifter, Parameters, check_component, check_method, scale_to_unit
+from npeff.perturb.protocol import Subject, make_plan
 from npeff.perturb.weights import EditedWeights
 from npeff.perturb.whitening import DirectionMaker
 from npeff.store.run import Run
@@ -79,10 +79,8 @@ class Steering:
         check_component(decomposition, component)
         self.run, self.prepared = run, prepare_to_edit(run, device)
         prompts = read_prompts(run, self.prepared)
-        maker = direction_maker(run, decomposition, component, self.prepared)
-        subject = maker.plan.component(component)
-        (self.vector,) = Lifter(run, self.prepared, prompts).lift(maker.make([subject]).sums)
-        scale_to_unit(self.vector)
+        config = PerturbConfig(str(run.path), component=(component,))
+        self.vector, subject = component_vector(run, decomposition, self.prepared, prompts, config)
         top = Divergence(self.prepared, prompts, subject.tune[-1].top.tolist())
         dz = top.derivatives(self.vector)
         effect = float(top.effects(dz).mean())
@@ -144,28 +142,25 @@ def _go_on(model: LoadedModel, ids: Sequence[int], tokens: int) -> str:
     return str(model.tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True))
 
 
-def direction_maker(
-    run: Run,
-    decomposition: Decomposition,
-    component: int,
-    prepared: Prepared,
-    direction: Direction = "whiten",
-    seed: int = 0,
-) -> DirectionMaker:
-    """What makes the direction of a component as `npeff perturb` does by default.
+def component_vector(
+    run: Run, decomposition: Decomposition, prepared: Prepared, prompts: Sequence[Sequence[int]], config: PerturbConfig
+) -> tuple[Parameters, Subject]:
+    """Lift a component as `npeff perturb` does by default, also where nothing is held out.
 
     Args:
         run: The run.
         decomposition: One of its decompositions.
-        component: Number of the component.
         prepared: The run's model.
-        direction: As for `npeff perturb`.
-        seed: Of what is drawn.
+        prompts: Token ids of all examples.
+        config: The one component, the direction and the seed.
 
     Returns:
-        The maker, with a plan of who takes part in what.
+        A vector of length 1: module name → [d_out, columns]; and the component with its examples.
     """
     protocol: Protocol = "heldout" if decomposition.notes.held_out else "paper"
-    config = PerturbConfig(str(run.path), component=(component,), protocol=protocol, direction=direction, seed=seed)
-    config = replace(config, random=min(config.random, len(run.table) // 2))
-    return DirectionMaker(run, decomposition, make_plan(run, decomposition, config), config, prepared)
+    config = replace(config, protocol=protocol, random=min(config.random, len(run.table) // 2))
+    maker = DirectionMaker(run, decomposition, make_plan(run, decomposition, config), config, prepared)
+    subject = maker.plan.component(config.component[0])
+    (vector,) = Lifter(run, prepared, prompts).lift(maker.make([subject]).sums)
+    scale_to_unit(vector)
+    return vector, subject

@@ -1,6 +1,7 @@
 """How a task's examples are put to a model: as plain text, or through its chat template."""
 
 import datetime
+import re
 from typing import Any
 
 from npeff.tasks.data import Dataset
@@ -9,6 +10,7 @@ from npeff.utils import UserError, first_line
 
 TODAY = datetime.date(2025, 1, 1)
 """What templates that write a date are told: a run must not depend on the day on which it is made."""
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 SECOND = 2**32
 """Added to the id of a token that belongs to the second text of a pair."""
 _ANSWER = "ANSWERSTANDSHERE"
@@ -98,9 +100,10 @@ class Prompts:
 
     def _apply(self, turns: Turns, generation: bool = True) -> str:
         messages = [{"role": role, "content": text} for turn in turns for role, text in turn.items()]
-        options = {"tokenize": False, "add_generation_prompt": generation, "strftime_now": TODAY.strftime}
+        options = {"tokenize": False, "add_generation_prompt": generation}
         try:
-            return str(self._tokenizer.apply_chat_template(messages, **options))
+            template = _NOW.sub(lambda call: repr(TODAY.strftime(call[2])), self._tokenizer.get_chat_template())
+            return str(self._tokenizer.apply_chat_template(messages, chat_template=template, **options))
         except Exception as error:  # whatever a template's author has thought of
             raise UserError(f"The model's chat template cannot be rendered: {first_line(error)}; {_HINT}") from error
 

@@ -1,11 +1,11 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
 from dataclasses import field
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import tyro
 
+from npeff.store.layout import check_name
 from npeff.utils import Record, UserError
 
 ALL = "all"
@@ -118,12 +118,10 @@ class PerturbConfig(Record):
     def _check(self) -> None:
         if self.protocol == "paper" and self.evaluate_on is not None:
             raise UserError("--evaluate-on is for held-out examples: leave --protocol paper out.")
-        given = self.perturbation
-        if given is not None and (not given or Path(given).name != given or given[0] == "."):
-            raise UserError(f"--perturbation {given!r} cannot be the name of a directory.")
+        check_name(self.perturbation, "--perturbation")
         if self.component and self.group:
             raise UserError("--component and --group have results of their own: give one of them at a time.")
-        if self.decomposition == ALL and (given is not None or self.component or self.group):
+        if self.decomposition == ALL and (self.perturbation or self.component or self.group):
             raise UserError(
                 f"--decomposition {ALL} goes without --perturbation, --component, --group, which are for a single one."
             )

@@ -22,7 +22,7 @@ from npeff.analyse.groups import group_scores, groups
 from npeff.analyse.ranking import top_examples
 from npeff.decompose.base import Decomposition, Order
 from npeff.perturb.config import PerturbConfig
-from npeff.perturb.lift import check_component
+from npeff.perturb.lift import check_component, fitted_coefficients
 from npeff.store.examples import whole_texts
 from npeff.store.run import Run
 from npeff.utils import Array, Record, UserError
@@ -35,6 +35,10 @@ MOST_TOP = 1 / 4
 """Share of a part that may count as top examples of one component."""
 FEWEST = 4
 """Top examples that a component must have in each part."""
+USES = 0.1
+"""An example uses a component if its coefficient is at least this share of the component's largest."""
+MOST_USERS = 0.25
+"""Share of the fitted examples that may count as users: those with the largest coefficients."""
 
 
 class Ranked(Record):
@@ -247,3 +251,18 @@ def _choose(plan: Plan, decomposition: Decomposition, config: PerturbConfig) -> 
                 f"into fewer components."
             )
     return sorted(chosen)
+
+
+def users(decomposition: Decomposition, members: list[int]) -> Array:
+    """Fitted examples that use a component or a group; they do not belong to what its direction should leave alone.
+
+    Args:
+        decomposition: A decomposition.
+        members: Number of the component, or of the group's components.
+
+    Returns:
+        Their numbers, ascending.
+    """
+    sizes = group_scores(fitted_coefficients(decomposition), members).numpy()
+    order = np.argsort(-sizes, kind="stable")[: int(MOST_USERS * len(sizes))]
+    return np.sort(order[sizes[order] >= max(USES * sizes.max(), 1e-30)])

@@ -11,14 +11,14 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from npeff.analyse.groups import group_mix, group_scores
+from npeff.analyse.groups import group_mix
 from npeff.collect.session import Prepared
 from npeff.decompose.base import Decomposition
 from npeff.decompose.solver import gram
 from npeff.perturb.config import PerturbConfig
 from npeff.perturb.elsewhere import background_rows
-from npeff.perturb.lift import RowSums, component_sums, example_sizes, fitted_coefficients, group_sum
-from npeff.perturb.protocol import Plan, Subject
+from npeff.perturb.lift import RowSums, component_sums, example_sizes, group_sum
+from npeff.perturb.protocol import Plan, Subject, users
 from npeff.perturb.statistics import ratio
 from npeff.store.rows import RowSource, SubsetRows
 from npeff.store.run import Run
@@ -38,10 +38,6 @@ GOOD = 0.55
 """Share of the best ratio that a larger ridge must reach to be preferred. In the model large ridges lose less than the
 sketch says, since shorter changes stay where second order holds, and they halve the damage elsewhere (docs/perturb.md).
 """
-USES = 0.1
-"""An example uses a component if its coefficient is at least this share of the component's largest."""
-MOST_USERS = 0.25
-"""Share of the fitted examples that may count as users: those with the largest coefficients."""
 
 
 class RidgeTrial(Record):
@@ -210,21 +206,6 @@ def read_background(run: Run, fit: Array, seed: int) -> FisherRows:
     shuffled = np.random.default_rng([seed, 2]).permutation(fit)
     ranks = run.source("fisher").ranks[shuffled]
     return read_fishers(run, shuffled[np.cumsum(ranks) <= BACKGROUND_ROWS])
-
-
-def users(decomposition: Decomposition, members: list[int]) -> Array:
-    """Fitted examples that use a component or a group; they do not belong to what its direction should leave alone.
-
-    Args:
-        decomposition: A decomposition.
-        members: Number of the component, or of the group's components.
-
-    Returns:
-        Their numbers, ascending.
-    """
-    sizes = group_scores(fitted_coefficients(decomposition), members).numpy()
-    order = np.argsort(-sizes, kind="stable")[: int(MOST_USERS * len(sizes))]
-    return np.sort(order[sizes[order] >= max(USES * sizes.max(), 1e-30)])
 
 
 class Background(Record):
