@@ -23,7 +23,7 @@ from npeff.utils import Record, UserError, did_you_mean, is_text
 LARGEST = 1_000_000
 """Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""
 
-Answers = Literal["tokens", "suffixes", "vocabulary", "classes"]
+Answers = Literal["tokens", "suffixes", "vocabulary", "classes", "generated"]
 Turns = tuple[dict[str, str], ...]
 """Turns of a conversation, each a role (system, user or assistant) with what it says."""
 Before = tuple[str, Turns]
@@ -49,7 +49,7 @@ class Task(Record):
     """Template with {text} and, if wanted, other {column} names of the data; a literal brace is written twice."""
     answers: Answers
     """tokens: the first token of each label; suffixes: each whole label; vocabulary: every next token; classes: those
-    of a classifier."""
+    of a classifier; generated: continuations that the model itself writes."""
     labels: tuple[str, ...] = ()
     """Answer texts, in order, without the leading space they are scored with; none for vocabulary. Classes have the
     names that the model gives them, if there are none here."""
@@ -92,7 +92,12 @@ class Task(Record):
     @property
     def gold(self) -> str:
         """Column of the examples with what is right: an answer for vocabulary, or else a label."""
-        return "answer" if self.answers == "vocabulary" else "label"
+        return "answer" if self.is_open else "label"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether answers are not those of a list."""
+        return self.answers in ("vocabulary", "generated")
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -293,8 +298,9 @@ def _mistakes(task: Task) -> Iterator[str]:
             yield f"turn {number} of chat should have one of {', '.join(_ROLES)}, as `- system: You are a critic.`"
     if task.answers not in get_args(Answers):
         yield f"answers is {task.answers!r}; it should be one of {', '.join(get_args(Answers))}."
-    if task.answers == "vocabulary" and (task.labels or task.label_map):
-        yield "answers: vocabulary takes every next token as an answer; leave out labels and label_map."
+    if task.is_open and (task.labels or task.label_map):
+        what = "every next token" if task.answers == "vocabulary" else "what the model writes"
+        yield f"answers: {task.answers} takes {what} as an answer; leave out labels and label_map."
     if task.answers == "classes" and (task.is_chat or task.few_shot):
         yield "a classifier (answers: classes) takes neither a chat nor few-shot examples; leave them out."
     if task.positions and (task.answers != "vocabulary" or task.prompt != "{text}" or task.is_chat or task.few_shot):
@@ -302,7 +308,7 @@ def _mistakes(task: Task) -> Iterator[str]:
     if task.pair and task.answers != "classes":
         yield "pair is for classifiers (answers: classes); in a prompt, write both texts."
     named_by_model = task.answers == "classes" and not task.labels
-    if task.answers != "vocabulary" and not named_by_model and len(task.labels) < 2:
+    if not task.is_open and not named_by_model and len(task.labels) < 2:
         count = "only one label" if task.labels else "no labels"
         yield f"{count}; a model needs at least two answers to choose between (or answers: vocabulary)."
     if not task.text_columns:
