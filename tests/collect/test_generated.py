@@ -25,6 +25,8 @@ from npeff.models.answers import AnswerModel, resolve_answers
 from npeff.models.config import ModelConfig, SamplesConfig
 from npeff.models.prompts import encode
 from npeff.models.select import select_parameters
+from npeff.perturb.config import PerturbConfig
+from npeff.perturb.run import perturb
 from npeff.store.run import Run
 from npeff.tasks.config import DataConfig
 from npeff.tasks.task import Task
@@ -129,7 +131,7 @@ def test_a_run_keeps_and_shows_what_was_written(config, tmp_path, capsys):
     prepared = prepare_run(Run.open(config.run))
     prompts = read_prompts(Run.open(config.run), prepared)
     for prompt, ids in zip(prompts, run.table["written_tokens"].to_pylist(), strict=True):
-        assert [list(prepared.answers.tokens[i]) for i in prepared.answers.written[tuple(prompt)]] == ids
+        assert [list(prepared.answers.tokens[i]) for i in prepared.answers.own[tuple(prompt)]] == ids
     decompose(DecomposeConfig(run=config.run, decomposition="d", components=3))
     (analysis,) = analyse(AnalyseConfig(config.run, "d"))
     assert set(analysis.component[0].orderings[0].predictions) <= set(run.table["prediction_text"].to_pylist())
@@ -142,6 +144,22 @@ def test_a_run_keeps_and_shows_what_was_written(config, tmp_path, capsys):
     block = json.loads(script[script.index("{") : script.rindex("}") + 1])
     for text in run.table["written"][2].as_py():
         assert text.strip() in block["fields"]["written"][2]
+
+
+def test_perturbations_show_what_is_written_before_and_after(config):
+    run = collect(config)
+    decompose(DecomposeConfig(run=config.run, decomposition="d", components=3))
+    asked = PerturbConfig(
+        config.run, "d", component=(0,), protocol="paper", top=4, random=4, target_kl=0.05, nulls=0, direction="plain"
+    )
+    record = perturb(asked)["d"].components[0]
+    assert [each.example for each in record.best.written] == record.best.top[:3]
+    texts = run.table["written"].to_pylist()
+    for each in record.best.written:  # the first sample with the run's seed, by the model as it was
+        assert each.before == texts[each.example][0]
+    assert any(each.before != each.after for each in record.best.written)
+    (table,) = (Path(config.run) / "perturbations").glob("d-*/table.md")
+    assert "before and after the change" in table.read_text()
 
 
 def test_a_continued_run_keeps_what_was_written_first(config):
