@@ -53,10 +53,12 @@ class Collector:
         chains = self._chains(prompts) if shared else [[i] for i in range(len(prompts))]
         chains = [chain[i : i + most] for chain in chains for i in range(0, len(chain), most)]
         batch: list[list[int]] = []
-        for chain in sorted(chains, key=lambda own: (-len(prompts[own[-1]]), own[-1])):
-            # longest first, so the first of a batch sets its width
+        for chain in sorted(chains, key=lambda own: (-len(own), -len(prompts[own[-1]]), own[-1])):
+            # longest first, so the first of a batch sets its width; and with as many places, because a backward pass
+            # from a place that some prompts lack goes through these prompts, too
             width = len(prompts[batch[0][-1]]) + extra if batch else 0
-            if batch and (width * (len(batch) + 1) > budget or sum(map(len, [*batch, chain])) > most):
+            full = width * (len(batch) + 1) > budget or sum(map(len, [*batch, chain])) > most
+            if batch and (full or len(chain) < len(batch[0])):
                 yield list(itertools.chain(*batch))
                 batch = []
             batch.append(chain)
