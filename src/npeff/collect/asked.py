@@ -90,7 +90,7 @@ def _prompt(prepared: Prepared, ids: list[int]) -> list[str]:
     text, classes = tokenizer.decode([token % SECOND for token in ids]), answers.kind == "classes"
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]}\n[... {len(text) - _LONGEST} characters ...]\n{text[-_LONGEST // 2 :]}"
-    own = answers.tokens if answers.kind != "generated" else [answers.tokens[i] for i in answers.written[tuple(ids)]]
+    own = answers.tokens if answers.kind != "generated" else [answers.tokens[i] for i in answers.own[tuple(ids)]]
     texts = answers.names if classes else [tokenizer.decode(list(each)) for each in own[:10]]
     listed = [repr(text) for text in texts[:10]]
     more = f", ... ({len(own)} in all)" if len(own) > 10 else ""

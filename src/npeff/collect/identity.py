@@ -42,7 +42,8 @@ def identity_of(config: CollectConfig, task: Task, model: LoadedModel, before: B
         values.pop(name)
     prefix, turns = before
     chat = AskedChat(Prompts(task, model.tokenizer).describe(before), list(turns)) if task.is_chat else None
-    asked = AskedTask(task.name, task.prompt, task.answers, list(task.labels), prefix, chat, task.pair or None)
+    shown = (task.pair or None, list(task.places) or None)
+    asked = AskedTask(task.name, task.prompt, task.answers, list(task.labels), prefix, chat, *shown)
     return values | {"task": to_dict(asked), "collected": config.collected, "model_sha256": model.fingerprint()}
 
 

@@ -24,7 +24,7 @@ from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD, DataConfig
 from npeff.tasks.data import Dataset, Reader, load_dataset, load_documents
-from npeff.tasks.task import Task, asked_task
+from npeff.tasks.task import ASKED, Task, asked_task
 from npeff.utils import Record, UserError, from_dict, replace
 from npeff.utils.progress import progress
 
@@ -163,7 +163,7 @@ def fitting_prompts(prepared: Prepared, dataset: Dataset | Reader) -> tuple[Data
         dataset = choose_positions(prepared.collector.answer_model, prepared.config, dataset)
     prompts, misfits = _tokens(prepared, dataset)
     if prepared.task.answers == "generated" and WRITTEN not in dataset.table.column_names:
-        own = [prepared.answers.written.get(tuple(ids), range(0)) for ids in prompts]
+        own = [prepared.answers.own.get(tuple(ids), ()) for ids in prompts]
         written = [[list(prepared.answers.tokens[i]) for i in each] for each in own]
         texts = [[prepared.answers.names[i] for i in each] for each in own]
         table = dataset.table.append_column(WRITTEN, pa.array(written, pa.list_(pa.list_(pa.int32()))))
@@ -225,6 +225,9 @@ def _tokens(prepared: Prepared, dataset: Dataset) -> tuple[list[list[int]], dict
     for start in range(0, len(dataset.table), TEXTS_AT_ONCE):
         part = dataclasses.replace(dataset, table=dataset.table.slice(start, TEXTS_AT_ONCE))
         prompts += [[same.setdefault(token, token) for token in ids] for ids in writer.tokens(part)]
+    if prepared.task.places:
+        for ids, asked in zip(prompts, dataset.table[FIELD + ASKED].to_pylist(), strict=True):
+            prepared.answers.own[tuple(ids)] = prepared.task.answers_at(asked)
     room = longest_prompt(prepared)
     misfits = {
         row: f"The prompt of example {row} (row {dataset.table['source_row'][row]} of the data) has {len(ids)} tokens, "
@@ -242,13 +245,13 @@ def _write_answers(prepared: Prepared, dataset: Dataset, prompts: list[tuple[int
     answers, misfits = prepared.answers, {}
     known = dataset.table[WRITTEN] if WRITTEN in dataset.table.column_names else None
     for row, ids in progress(prompts, desc="Sampling", unit="prompt", active=known is None and len(prompts) > 8):
-        if known is not None or tuple(ids) not in answers.written:
+        if known is not None or tuple(ids) not in answers.own:
             written = known[row].as_py() if known is not None else prepared.collector.answer_model.sample(ids)
             answers.write(ids, written, prepared.model.tokenizer)
-        own = answers.written[tuple(ids)]
+        own = answers.own[tuple(ids)]
         if len(own) < 2:
             where = f"example {row} (row {dataset.table['source_row'][row]} of the data)"
-            only = f"all samples of {where} are the same, {answers.names[own.start]!r}, so there is nothing to choose"
+            only = f"all samples of {where} are the same, {answers.names[own[0]]!r}, so there is nothing to choose"
             misfits[row] = f"One continuation only: {only}. Raise --temperature, --max-tokens or --samples."
     return misfits
 

@@ -79,8 +79,8 @@ class AnswerSet(Record):
     number."""
     samples: SamplesConfig | None = None
     """Generated only: how to sample."""
-    written: dict[tuple[int, ...], range] = field(default_factory=dict)
-    """Generated only: which of `tokens`, all that were written, are the continuations of a prompt."""
+    own: dict[tuple[int, ...], Sequence[int]] = field(default_factory=dict)
+    """Which answers a prompt has, where they are not the same for all; of generated ones, a range."""
 
     def only(self, chosen: list[int]) -> AnswerSet:
         """Some of the answers; the vocabulary is always whole."""
@@ -107,10 +107,10 @@ class AnswerSet(Record):
         """
         if self.kind != "generated":
             return chosen
-        own = [self.written[tuple(prompt)] for prompt in prompts]
-        first = torch.tensor([[each.start] for each in own], device=chosen.device)
-        stop = torch.tensor([[each.stop] for each in own], device=chosen.device)
-        return torch.where(chosen + first < stop, chosen + first, -1)
+        own = [self.own[tuple(prompt)] for prompt in prompts]
+        first = torch.tensor([[each[0]] for each in own], device=chosen.device)
+        count = torch.tensor([[len(each)] for each in own], device=chosen.device)
+        return torch.where(chosen < count, chosen + first, -1)
 
     def write(self, prompt: Sequence[int], continuations: Sequence[Sequence[int]], tokenizer: Any) -> None:
         """Take continuations as the answers of a prompt.
@@ -123,7 +123,7 @@ class AnswerSet(Record):
         names, tokens = self.names, self.tokens
         assert isinstance(names, list)
         assert isinstance(tokens, list)
-        self.written[tuple(prompt)] = range(len(tokens), len(tokens) + len(continuations))
+        self.own[tuple(prompt)] = range(len(tokens), len(tokens) + len(continuations))
         tokens.extend(tuple(ids) for ids in continuations)
         names.extend(tokenizer.decode(list(ids)) for ids in continuations)
 
@@ -148,17 +148,20 @@ def resolve_answers(task: Task, tokenizer: Any, samples: SamplesConfig | None = 
         return AnswerSet(task.answers, [], [], samples or SamplesConfig())
     if task.answers == "classes":
         return AnswerSet(task.answers, task.labels, tuple((number,) for number in range(len(task.labels))))
-    prompts, end = Prompts(task, tokenizer), task.prompt.rsplit("}", 1)[-1] or ":"
+    ending = task.places[0]["ask"] if task.places else task.prompt
+    prompts, end = Prompts(task, tokenizer), ending.rsplit("}", 1)[-1] or ":"
     text = prompts.describe(task.before()) if task.is_chat else "x" + end
     (before,) = prompts.encode([text])
     tokens = []
-    labels_of: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    labels_of: dict[tuple[int, tuple[int, ...]], list[str]] = defaultdict(list)
     for label in task.labels:
         (ids,) = prompts.encode([f"{text}{prompts.gap}{label}"])
         if ids[: len(before)] != before or len(ids) == len(before):
             ids = before + list(tokenizer(f"{prompts.gap}{label}", add_special_tokens=False).input_ids)
         tokens.append(tuple(ids[len(before) :][: 1 if task.answers == "tokens" else None]))
-        labels_of[tokens[-1]].append(repr(label))
+    for number, group in enumerate([place["labels"] for place in task.places] or [task.labels]):
+        for label in group:
+            labels_of[number, tokens[task.labels.index(label)]].append(repr(label))
     same = "; ".join([" = ".join(labels) for labels in labels_of.values() if len(labels) > 1][:4])
     if same and task.answers == "tokens":
         hint = "Score whole labels instead: set `answers: suffixes` in the task."
@@ -216,7 +219,7 @@ class AnswerModel:
 
     def _with_own(self, prompt: Sequence[int]) -> AnswerModel:
         """For generated answers: the model with the continuations of a prompt as suffixes."""
-        own = tuple(self.answers.tokens[i] for i in self.answers.written[tuple(prompt)])
+        own = tuple(self.answers.tokens[i] for i in self.answers.own[tuple(prompt)])
         return AnswerModel(self.model, AnswerSet("suffixes", ("",) * len(own), own), self._share_prompt)
 
     @torch.no_grad()
@@ -260,8 +263,8 @@ class AnswerModel:
         if self.tree is None:
             return
         tokens = self.answers.tokens
-        order = sorted(range(len(tokens)), key=lambda i: -len(tokens[i]))
-        chosen = sorted({*order[:3], len(tokens) - 1})
+        order = sorted(self.answers.own.get(tuple(prompt), range(len(tokens))), key=lambda i: -len(tokens[i]))
+        chosen = sorted({*order[:3], max(order)})
         with torch.no_grad():
             shared = self.logits([prompt])[0][0, chosen]
             alone = AnswerModel(self.model, self.answers.only(chosen), share_prompt=False).logits([prompt])[0][0]
@@ -303,14 +306,24 @@ class AnswerModel:
             z = [F.pad(own, (0, self.count - own.shape[1]), value=NEVER) for own, _ in found]
             return torch.cat(z), torch.cat([place for _, place in found])
         if self._separate:
-            return self._separate_suffixes(prompts)
+            scores, places = self._separate_suffixes(prompts)
+            return self._with_possible(scores, prompts), places
         if self.answers.kind == "classes":
             return self._classes(prompts)
         if self.tree is not None:
             ids, mask, places = self._pad(prompts)
-            return self._suffix_tree(self.tree, ids, mask, places), places
+            return self._with_possible(self._suffix_tree(self.tree, ids, mask, places), prompts), places
         logits, places = self._next_token(prompts)
-        return self._chosen(logits), places
+        return self._with_possible(self._chosen(logits), prompts), places
+
+    def _with_possible(self, z: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Answer logits [B, r] in which those that a prompt does not have are impossible."""
+        if not self.answers.own:
+            return z
+        possible = torch.zeros(z.shape, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            possible[row, list(self.answers.own.get(tuple(prompt), range(z.shape[1])))] = True
+        return z.masked_fill(~possible.to(z.device), NEVER)
 
     def _chosen(self, logits: torch.Tensor) -> torch.Tensor:
         """Answer logits [B, r], float32, of the logits [B, vocabulary] behind the prompts."""
@@ -383,7 +396,10 @@ class AnswerModel:
             logits = self._forward(part, wanted, None, past_key_values=cache)
             found.append({place: self._chosen(logits[:, n]) for n, place in enumerate(here.tolist())})
         return [
-            torch.stack([found[place // SEGMENT][place][row] for row, place in enumerate(column)])
+            self._with_possible(
+                torch.stack([found[place // SEGMENT][place][row] for row, place in enumerate(column)]),
+                [prompt[: place + 1] for prompt, place in zip(prompts, column, strict=True)],
+            )
             for column in asked.T.tolist()
         ]
 
@@ -446,7 +462,8 @@ class AnswerModel:
         if self.answers.kind not in ("suffixes", "generated"):
             z = self._next_token(prompts)[0].float()
             first = [ids[0] for ids in tokens] or slice(None)
-            return z[:, first], z.softmax(1)[:, first].sum(1)
+            chosen = self._with_possible(z[:, first], prompts)
+            return chosen, torch.where(chosen > NEVER, z.softmax(1)[:, first], 0).sum(1)
         z = self.logits(prompts)[0]
         if self.answers.kind == "generated":
             return z, z.exp().sum(1)
