@@ -282,7 +282,8 @@ def test_free_answers() -> None:
 def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
-    assert [language for language, _ in blocks] == ["yaml", "json", "sh", "python", "python", "yaml", "yaml", "yaml", "json"]
+    kinds = "yaml json sh python python yaml yaml yaml json"
+    assert [language for language, _ in blocks] == kinds.split()
     (tmp_path / "polite.yaml").write_text(blocks[0][1], encoding="utf-8")
     (tmp_path / "requests.jsonl").write_text(blocks[1][1], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
