@@ -85,7 +85,9 @@ def test_rows_of_positions_equal_those_of_each_prefix_alone_by_autograd(family):
     long, short = (encode(model.tokenizer, running_text(60, seed))[:length] for seed, length in ((1, 71), (2, 40)))
     ends = ((long, 3), (short, 40), (long, SEGMENT), (long, SEGMENT + 1), (long, 71), (short, 5))
     prompts = [document[:end] for document, end in ends]
-    (batch,) = collector.batches(prompts, 150, shared=True)  # alone they would need 6 × 71 tokens
+    batches = list(collector.batches(prompts, 150, shared=True))
+    assert [len(batch) for batch in batches] == [4, 2]  # those of a document, and no pass through others for them
+    batch = [i for own in batches for i in own]
     found = collector.collect([prompts[i] for i in batch], batch)
     assert sorted(batch) == list(range(len(prompts)))
     for row, i in enumerate(batch):

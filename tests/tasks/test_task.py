@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -281,7 +282,8 @@ def test_free_answers() -> None:
 def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
-    assert [language for language, _ in blocks] == ["yaml", "json", "sh", "python", "python", "yaml"]
+    kinds = "yaml json sh python python yaml yaml yaml json"
+    assert [language for language, _ in blocks] == kinds.split()
     (tmp_path / "polite.yaml").write_text(blocks[0][1], encoding="utf-8")
     (tmp_path / "requests.jsonl").write_text(blocks[1][1], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -289,6 +291,9 @@ def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pyte
     for _, code in blocks[3:5]:
         exec(code, namespace)
     assert make(blocks[5][1]).before() == ("", ({"system": "You are a film critic."},))
+    assert make(blocks[6][1]).is_open
+    places = make(blocks[7][1]).places
+    assert {"text", *(place["column"] for place in places)} == set(json.loads(blocks[8][1]))
 
 
 def test_the_documentation_names_every_task_and_key() -> None:

@@ -54,7 +54,8 @@ def ask(prepared: Prepared, dataset: Dataset, prompts: Sequence[list[int]], coun
     for batch in prepared.collector.batches([prompts[row] for row in rows], prepared.config.batch_tokens):
         found = prepared.collector.answer_model.ask([prompts[rows[i]] for i in batch])
         z[batch], mass[batch] = (part.float().cpu() for part in found)
-    predictions = z.argmax(1).numpy()
+    chosen = prepared.answers.number([prompts[row] for row in rows], z.argmax(1)[:, None])
+    predictions = chosen[:, 0].numpy()
     said = {"prediction": predictions, "prediction_text": answer_texts(prepared, predictions)}
     columns = {"label": dataset.table["label"].take(rows), "set_aside": pa.nulls(len(rows), pa.string())}
     table, share = pa.table(said | columns), float(mass.mean())
@@ -89,9 +90,10 @@ def _prompt(prepared: Prepared, ids: list[int]) -> list[str]:
     text, classes = tokenizer.decode([token % SECOND for token in ids]), answers.kind == "classes"
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]}\n[... {len(text) - _LONGEST} characters ...]\n{text[-_LONGEST // 2 :]}"
-    texts = answers.names if classes else [tokenizer.decode(list(each)) for each in answers.tokens[:10]]
+    own = answers.tokens if answers.kind != "generated" else [answers.tokens[i] for i in answers.own[tuple(ids)]]
+    texts = answers.names if classes else [tokenizer.decode(list(each)) for each in own[:10]]
     listed = [repr(text) for text in texts[:10]]
-    more = f", ... ({len(answers.tokens)} in all)" if len(answers.tokens) > 10 else ""
+    more = f", ... ({len(own)} in all)" if len(own) > 10 else ""
     verb = "chooses" if classes else "goes on with"
     follow = f"and {verb} {' or '.join(listed)}{more}" if listed else "and goes on with any token"
     return [f"The model reads ({len(ids)} tokens)", *(f"  | {line}" for line in text.split("\n")), follow]

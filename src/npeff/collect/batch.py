@@ -53,10 +53,12 @@ class Collector:
         chains = self._chains(prompts) if shared else [[i] for i in range(len(prompts))]
         chains = [chain[i : i + most] for chain in chains for i in range(0, len(chain), most)]
         batch: list[list[int]] = []
-        for chain in sorted(chains, key=lambda own: (-len(prompts[own[-1]]), own[-1])):
-            # longest first, so the first of a batch sets its width
+        for chain in sorted(chains, key=lambda own: (-len(own), -len(prompts[own[-1]]), own[-1])):
+            # longest first, so the first of a batch sets its width; and with as many places, because a backward pass
+            # from a place that some prompts lack goes through these prompts, too
             width = len(prompts[batch[0][-1]]) + extra if batch else 0
-            if batch and (width * (len(batch) + 1) > budget or sum(map(len, [*batch, chain])) > most):
+            full = width * (len(batch) + 1) > budget or sum(map(len, [*batch, chain])) > most
+            if batch and (full or len(chain) < len(batch[0])):
                 yield list(itertools.chain(*batch))
                 batch = []
             batch.append(chain)
@@ -87,7 +89,7 @@ class Collector:
             Tensors on the CPU, for k rows of which an example uses the first `rank`: rows [B, k, p] and gradient [B, p]
             at unit norm; pef_norm (norm of the per-example Fisher), gradient_norm, kept, probability [B]; rank,
             prediction, set_aside [B] (set aside: something was not finite); activation [B, d]; probabilities [B, r], or
-            for the vocabulary the leading top_probabilities and top_tokens [B, 8]; where the rank was reduced, mixture
+            for open answers the leading top_probabilities and top_tokens [B, 8]; where the rank was reduced, mixture
             [B, k, most directions], which turns directions into those of the rows.
         """
         config, chains = self.config, self._chains(prompts)
@@ -137,7 +139,7 @@ class Collector:
     def _probabilities(self, p: torch.Tensor) -> dict[str, torch.Tensor]:
         probability, prediction = p.max(1)
         collected = {"prediction": prediction.int(), "probability": probability}
-        if self.answer_model.answers.kind == "vocabulary":
+        if self.answer_model.answers.kind in ("vocabulary", "generated"):
             top = p.topk(min(TOP_TOKENS, p.shape[1]), dim=1)
             return collected | {"top_probabilities": top.values, "top_tokens": top.indices.int()}
         return collected | {"probabilities": p}

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import tyro
 
-from npeff.models.config import ModelConfig, ModelOptions
+from npeff.models.config import ModelConfig, ModelOptions, SamplesConfig
 from npeff.tasks.config import DataConfig
 from npeff.utils import Record, UserError
 
@@ -111,6 +111,7 @@ class CollectConfig(Record):
     directions: DirectionsConfig = field(default_factory=DirectionsConfig)
     sketch: SketchConfig = field(default_factory=SketchConfig)
     positions: PositionsConfig = field(default_factory=PositionsConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
     fisher: bool = True
     """Keep the rows of the per-example Fishers (NPEFF)."""
     gradient: bool = True

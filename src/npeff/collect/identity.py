@@ -37,11 +37,13 @@ def identity_of(config: CollectConfig, task: Task, model: LoadedModel, before: B
     values["model"].pop("tensor_parallel")
     for name in ("chat", "no_chat"):  # the task says it
         values["data"].pop(name)
-    for name in (*_HOW, *(() if task.positions else ("positions",))):
+    unused = {"positions": not task.positions, "samples": task.answers != "generated"}
+    for name in (*_HOW, *(name for name, without in unused.items() if without)):
         values.pop(name)
     prefix, turns = before
     chat = AskedChat(Prompts(task, model.tokenizer).describe(before), list(turns)) if task.is_chat else None
-    asked = AskedTask(task.name, task.prompt, task.answers, list(task.labels), prefix, chat, task.pair or None)
+    shown = (task.pair or None, list(task.places) or None)
+    asked = AskedTask(task.name, task.prompt, task.answers, list(task.labels), prefix, chat, *shown)
     return values | {"task": to_dict(asked), "collected": config.collected, "model_sha256": model.fingerprint()}
 
 

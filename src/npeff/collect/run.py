@@ -15,15 +15,16 @@ from npeff.collect.asked import ask
 from npeff.collect.config import CollectConfig
 from npeff.collect.estimate import Estimate, estimate_collection
 from npeff.collect.identity import PLACES, differences, identity_of
-from npeff.collect.session import Prepared, answer_texts, collect_prompts, prepare_with_prompts
+from npeff.collect.session import WRITTEN_TEXTS, Prepared, answer_texts, collect_prompts, prepare_with_prompts, tokenize
 from npeff.collect.summary import summary
-from npeff.store.examples import inputs_hash
+from npeff.store.examples import inputs_hash, inputs_of
 from npeff.store.rows import Shard
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask, Manifest
 from npeff.tasks.data import Dataset
 from npeff.utils import UserError, __version__, distributed, from_dict, only_one, replace, to_dict
 from npeff.utils.progress import progress
+from npeff.utils.types import Array
 
 
 def collect_or_estimate(config: CollectConfig) -> Run | Estimate:
@@ -55,6 +56,8 @@ def collect(config: CollectConfig) -> Run:
         distributed.barrier()
         run = Run.open_unfinished(path)
         if not run.manifest.complete:
+            if prepared.task.answers == "generated":  # what was written when the run began counts
+                prompts = tokenize(prepared, replace(dataset, table=run.table))
             asked = ask(prepared, dataset, prompts)
             if distributed.rank() == 0:
                 print(*asked.lines, *asked.warnings, prepared.selection.describe(), sep="\n", flush=True)
@@ -63,7 +66,7 @@ def collect(config: CollectConfig) -> Run:
             collect_shards(run, prepared, prompts, left)
             distributed.barrier()
             if distributed.rank() == 0:
-                run.finish(final_table(run, prepared, dataset.table))
+                run.finish(final_table(run, prepared, inputs_of(run.table)))
             distributed.barrier()
     run = Run.open(path)
     if distributed.rank() == 0:
@@ -174,7 +177,14 @@ def final_table(run: Run, prepared: Prepared, table: pa.Table) -> pa.Table:
     if not prepared.config.fisher:
         columns["rank"] = (~aside).astype(np.int32)
     reason = pa.array(["a value was not finite" if flag else None for flag in aside], pa.string())
-    texts = pa.array(answer_texts(prepared, columns["prediction"]), pa.string())
+    texts = pa.array(_said(prepared, table, columns["prediction"]), pa.string())
     for name, values in {**columns, "set_aside": reason, "prediction_text": texts}.items():
         table = table.append_column(name, pa.array(values))
     return table
+
+
+def _said(prepared: Prepared, table: pa.Table, predictions: Array) -> list[str]:
+    """Predicted answers as texts; of generated answers, those of each example."""
+    if prepared.task.answers != "generated":
+        return answer_texts(prepared, predictions)
+    return [own[number] for own, number in zip(table[WRITTEN_TEXTS].to_pylist(), predictions, strict=True)]

@@ -19,15 +19,17 @@ from npeff.models.load import LoadedModel, load_model, with_classes
 from npeff.models.prompts import Prompts
 from npeff.models.quantised import dequantise
 from npeff.models.select import Selection, select_parameters
-from npeff.store.examples import inputs_hash, inputs_of
+from npeff.store.examples import WRITTEN_COLUMNS, inputs_hash, inputs_of
 from npeff.store.rows import ArrayRows
 from npeff.store.run import Run
 from npeff.tasks.config import FIELD, DataConfig
 from npeff.tasks.data import Dataset, Reader, load_dataset, load_documents
-from npeff.tasks.task import Task, asked_task
+from npeff.tasks.task import ASKED, Task, asked_task
 from npeff.utils import Record, UserError, from_dict, replace
+from npeff.utils.progress import progress
 
 TEXTS_AT_ONCE = 1024
+WRITTEN, WRITTEN_TEXTS = WRITTEN_COLUMNS
 
 
 class Prepared(Record):
@@ -60,7 +62,7 @@ def prepare(config: CollectConfig, task: Task | None = None, model: LoadedModel 
     if model.classifies and task.answers != "classes":
         raise UserError(f"Model {config.model.model!r} is a classifier: it needs a task with `answers: classes`.")
     selection = select_parameters(model.network, config.model.include, config.model.exclude)
-    answers = resolve_answers(task, model.tokenizer)
+    answers = resolve_answers(task, model.tokenizer, config.samples)
     sketch = make_sketch(config.sketch, selection.modules, model.device)
     return Prepared(config, task, answers, model, selection, Collector(config, model, answers, selection, sketch))
 
@@ -160,6 +162,13 @@ def fitting_prompts(prepared: Prepared, dataset: Dataset | Reader) -> tuple[Data
     if isinstance(dataset, Reader):
         dataset = choose_positions(prepared.collector.answer_model, prepared.config, dataset)
     prompts, misfits = _tokens(prepared, dataset)
+    if prepared.task.answers == "generated" and WRITTEN not in dataset.table.column_names:
+        own = [prepared.answers.own.get(tuple(ids), ()) for ids in prompts]
+        written = [[list(prepared.answers.tokens[i]) for i in each] for each in own]
+        texts = [[prepared.answers.names[i] for i in each] for each in own]
+        table = dataset.table.append_column(WRITTEN, pa.array(written, pa.list_(pa.list_(pa.int32()))))
+        table = table.append_column(WRITTEN_TEXTS, pa.array(texts, pa.list_(pa.string())))
+        dataset = dataclasses.replace(dataset, table=table)
     if not misfits:
         return dataset, prompts
     first = next(iter(misfits.values()))
@@ -170,7 +179,8 @@ def fitting_prompts(prepared: Prepared, dataset: Dataset | Reader) -> tuple[Data
     kept = [row for row in range(len(prompts)) if row not in misfits]
     rows = ", ".join(map(str, dataset.table["source_row"].take(list(misfits)[:5]).to_pylist()))
     more = ", ..." if len(misfits) > 5 else ""
-    note = f"{len(misfits)} examples with more than {longest_prompt(prepared)} tokens (row {rows}{more})"
+    or_one = " or only one continuation" if prepared.task.answers == "generated" else ""
+    note = f"{len(misfits)} examples with more than {longest_prompt(prepared)} tokens{or_one} (row {rows}{more})"
     fitting = dataclasses.replace(dataset, table=dataset.table.take(kept), dropped=(*dataset.dropped, note))
     return fitting, [prompts[row] for row in kept]
 
@@ -215,13 +225,35 @@ def _tokens(prepared: Prepared, dataset: Dataset) -> tuple[list[list[int]], dict
     for start in range(0, len(dataset.table), TEXTS_AT_ONCE):
         part = dataclasses.replace(dataset, table=dataset.table.slice(start, TEXTS_AT_ONCE))
         prompts += [[same.setdefault(token, token) for token in ids] for ids in writer.tokens(part)]
+    if prepared.task.places:
+        for ids, asked in zip(prompts, dataset.table[FIELD + ASKED].to_pylist(), strict=True):
+            prepared.answers.own[tuple(ids)] = prepared.task.answers_at(asked)
     room = longest_prompt(prepared)
-    return prompts, {
+    misfits = {
         row: f"The prompt of example {row} (row {dataset.table['source_row'][row]} of the data) has {len(ids)} tokens, "
         f"but the model takes 1 to {room}. Shorten or remove it, or choose a model with a longer context."
         for row, ids in enumerate(prompts)
         if not 0 < len(ids) <= room
     }
+    if prepared.task.answers == "generated":
+        misfits |= _write_answers(prepared, dataset, [(r, ids) for r, ids in enumerate(prompts) if r not in misfits])
+    return prompts, misfits
+
+
+def _write_answers(prepared: Prepared, dataset: Dataset, prompts: list[tuple[int, list[int]]]) -> dict[int, str]:
+    """Make sure that prompts have continuations: those in the table, or new ones; and say which have only one."""
+    answers, misfits = prepared.answers, {}
+    known = dataset.table[WRITTEN] if WRITTEN in dataset.table.column_names else None
+    for row, ids in progress(prompts, desc="Sampling", unit="prompt", active=known is None and len(prompts) > 8):
+        if known is not None or tuple(ids) not in answers.own:
+            written = known[row].as_py() if known is not None else prepared.collector.answer_model.sample(ids)
+            answers.write(ids, written, prepared.model.tokenizer)
+        own = answers.own[tuple(ids)]
+        if len(own) < 2:
+            where = f"example {row} (row {dataset.table['source_row'][row]} of the data)"
+            only = f"all samples of {where} are the same, {answers.names[own[0]]!r}, so there is nothing to choose"
+            misfits[row] = f"One continuation only: {only}. Raise --temperature, --max-tokens or --samples."
+    return misfits
 
 
 def answer_texts(prepared: Prepared, predictions: Iterable[int]) -> list[str]:
@@ -316,6 +348,9 @@ def collect_texts(
     prepared = prepared or prepare_run(run)
     prompts = text_prompts(run, texts, prepared, fields)
     collected = collect_prompts(prepared, prompts, list(range(len(texts)) if numbers is None else numbers))
+    for name in {"prediction", "top_tokens"} & collected.keys():
+        chosen = collected[name].view(len(texts), -1)
+        collected[name] = prepared.answers.number(prompts, chosen).view(collected[name].shape)
     if "rows" not in collected:  # a run without Fishers has only the other kinds
         return ArrayRows(torch.empty(0, prepared.config.sketch.dim), np.zeros(len(texts), np.int64)), collected
     return ArrayRows(collected["rows"], collected["rank"].numpy()), collected

@@ -213,6 +213,7 @@ def _write_examples(folder: Path, run: Run) -> None:
         part = run.table.slice(start, BLOCK)
         fields = [name for name in part.column_names if name.startswith(FIELD)]
         places = [name for name in PLACE if name in part.column_names]
+        written = [name for name in part.column_names if name == "written"]
         block = {
             "text": part["text"].to_pylist(),
             "label": label_texts(part, run.manifest.task.labels),
@@ -220,7 +221,8 @@ def _write_examples(folder: Path, run: Run) -> None:
             "probability": rounded(part["probability"].fill_null(0).to_pylist()),
             "aside": part["set_aside"].to_pylist(),  # why, if it was
             "fields": {name.removeprefix(FIELD): part[name].to_pylist() for name in fields}
-            | {name: [f"{value:.3g}" for value in part[name].to_pylist()] for name in places},
+            | {name: [f"{value:.3g}" for value in part[name].to_pylist()] for name in places}
+            | {name: ["\n".join(map(str.strip, own)) for own in part[name].to_pylist()] for name in written},
         }
         _write(folder, f"examples/{number}", block)
 

@@ -152,11 +152,11 @@ class Tryout:
 def _answers(prepared: Prepared, collected: Mapping[str, torch.Tensor]) -> tuple[list[str], list[list[float | None]]]:
     """The most likely answers of any of the texts, and the probabilities of each text."""
     names = prepared.answers.names
-    if names:
+    if "probabilities" in collected:
         known = [dict(enumerate(row)) for row in collected["probabilities"].tolist()]
     else:
         pairs = zip(collected["top_tokens"].tolist(), collected["top_probabilities"].tolist(), strict=True)
-        known = [dict(zip(tokens, values, strict=True)) for tokens, values in pairs]
+        known = [{token: value for token, value in zip(*pair, strict=True) if token >= 0} for pair in pairs]
     chosen = {answer for row in known for answer in heapq.nlargest(ANSWERS, row, key=row.__getitem__)}
     listed = sorted(chosen, key=lambda answer: (-max(row.get(answer, 0.0) for row in known), answer))
     texts = [names[answer] if names else prepared.model.tokenizer.decode([answer]) for answer in listed]

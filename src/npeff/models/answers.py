@@ -1,22 +1,27 @@
-"""Answers: from prompts to the logits of an example's answers, for each of the four kinds of answer sets."""
+"""Answers: from prompts to the logits of an example's answers, for each kind of answer set."""
 
 from __future__ import annotations
 
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from npeff.models.config import SamplesConfig
 from npeff.models.devices import fetching_again
 from npeff.models.load import LoadedModel
 from npeff.models.prompts import SECOND, Prompts
 from npeff.tasks.task import Task
 from npeff.utils import Record, UserError
+from npeff.utils.random import random_bits
 
+NEVER = -1e4
+"""Logit of an answer that a prompt does not have."""
 SEGMENT = 32
 """Tokens that are run at once where several places of a prompt are asked: gradients of a place end at its segment."""
 # of log-probabilities of suffixes, between two ways to compute them
@@ -66,31 +71,70 @@ class AnswerSet(Record):
     """The answers of a task in the tokens of a model."""
 
     kind: str
-    """tokens, suffixes, vocabulary or classes, as `answers` of a task."""
-    names: tuple[str, ...]
-    """What the answers are called; empty for the vocabulary."""
-    tokens: tuple[tuple[int, ...], ...]
+    """tokens, suffixes, vocabulary, classes or generated, as `answers` of a task."""
+    names: Sequence[str]
+    """What the answers are called; empty for the vocabulary. Of generated ones, a list of all that were written."""
+    tokens: Sequence[tuple[int, ...]]
     """Token ids of each answer, the first one only where that is the answer; empty for the vocabulary. Of a class, its
     number."""
+    samples: SamplesConfig | None = None
+    """Generated only: how to sample."""
+    own: dict[tuple[int, ...], Sequence[int]] = field(default_factory=dict)
+    """Which answers a prompt has, where they are not the same for all; of generated ones, a range."""
 
     def only(self, chosen: list[int]) -> AnswerSet:
         """Some of the answers; the vocabulary is always whole."""
-        if self.kind == "vocabulary":
+        if self.kind in ("vocabulary", "generated"):
             return self
         return AnswerSet(self.kind, tuple(self.names[i] for i in chosen), tuple(self.tokens[i] for i in chosen))
 
     @property
     def longest(self) -> int:
         """How many tokens an answer needs behind the prompt."""
+        if self.samples is not None:
+            return self.samples.max_tokens
         return max((len(ids) - 1 for ids in self.tokens), default=0) if self.kind == "suffixes" else 0
 
+    def number(self, prompts: Sequence[Sequence[int]], chosen: torch.Tensor) -> torch.Tensor:
+        """Answers by their place in `names`.
 
-def resolve_answers(task: Task, tokenizer: Any) -> AnswerSet:
+        Args:
+            prompts: Token ids of B prompts.
+            chosen: Which of its prompt's answers each is, [B, n].
+
+        Returns:
+            [B, n]; -1 where a prompt has not so many. All but generated answers have one number already.
+        """
+        if self.kind != "generated":
+            return chosen
+        own = [self.own[tuple(prompt)] for prompt in prompts]
+        first = torch.tensor([[each[0]] for each in own], device=chosen.device)
+        count = torch.tensor([[len(each)] for each in own], device=chosen.device)
+        return torch.where(chosen < count, chosen + first, -1)
+
+    def write(self, prompt: Sequence[int], continuations: Sequence[Sequence[int]], tokenizer: Any) -> None:
+        """Take continuations as the answers of a prompt.
+
+        Args:
+            prompt: Token ids.
+            continuations: Token ids of each, all different.
+            tokenizer: The model's, for their names.
+        """
+        names, tokens = self.names, self.tokens
+        assert isinstance(names, list)
+        assert isinstance(tokens, list)
+        self.own[tuple(prompt)] = range(len(tokens), len(tokens) + len(continuations))
+        tokens.extend(tuple(ids) for ids in continuations)
+        names.extend(tokenizer.decode(list(ids)) for ids in continuations)
+
+
+def resolve_answers(task: Task, tokenizer: Any, samples: SamplesConfig | None = None) -> AnswerSet:
     """Write a task's labels as tokens, as they stand behind the prompt: with a leading space where it has none.
 
     Args:
         task: What is asked.
         tokenizer: The model's.
+        samples: How to sample answers that are generated.
 
     Returns:
         The answers, in the order of the labels.
@@ -100,19 +144,24 @@ def resolve_answers(task: Task, tokenizer: Any) -> AnswerSet:
     """
     if task.answers == "vocabulary":
         return AnswerSet(task.answers, (), ())
+    if task.answers == "generated":
+        return AnswerSet(task.answers, [], [], samples or SamplesConfig())
     if task.answers == "classes":
         return AnswerSet(task.answers, task.labels, tuple((number,) for number in range(len(task.labels))))
-    prompts, end = Prompts(task, tokenizer), task.prompt.rsplit("}", 1)[-1] or ":"
+    ending = task.places[0]["ask"] if task.places else task.prompt
+    prompts, end = Prompts(task, tokenizer), ending.rsplit("}", 1)[-1] or ":"
     text = prompts.describe(task.before()) if task.is_chat else "x" + end
     (before,) = prompts.encode([text])
     tokens = []
-    labels_of: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    labels_of: dict[tuple[int, tuple[int, ...]], list[str]] = defaultdict(list)
     for label in task.labels:
         (ids,) = prompts.encode([f"{text}{prompts.gap}{label}"])
         if ids[: len(before)] != before or len(ids) == len(before):
             ids = before + list(tokenizer(f"{prompts.gap}{label}", add_special_tokens=False).input_ids)
         tokens.append(tuple(ids[len(before) :][: 1 if task.answers == "tokens" else None]))
-        labels_of[tokens[-1]].append(repr(label))
+    for number, group in enumerate([place["labels"] for place in task.places] or [task.labels]):
+        for label in group:
+            labels_of[number, tokens[task.labels.index(label)]].append(repr(label))
     same = "; ".join([" = ".join(labels) for labels in labels_of.values() if len(labels) > 1][:4])
     if same and task.answers == "tokens":
         hint = "Score whole labels instead: set `answers: suffixes` in the task."
@@ -138,6 +187,7 @@ class AnswerModel:
             UserError: Suffixes cannot share a prompt in this model.
         """
         self.model, self.answers = model, answers
+        self._share_prompt = share_prompt
         self._separate = answers.kind == "suffixes" and not share_prompt
         self.tree = TokenTree.build(answers.tokens) if answers.kind == "suffixes" and share_prompt else None
         accepted = inspect.signature(model.network.forward).parameters
@@ -147,7 +197,9 @@ class AnswerModel:
 
     @property
     def count(self) -> int:
-        """Number r of answers."""
+        """Number r of answers; of generated ones, the most that a prompt may have."""
+        if self.answers.samples is not None:
+            return self.answers.samples.samples
         settings: Any = self.model.network.config
         return len(self.answers.tokens) or int(settings.get_text_config().vocab_size)
 
@@ -158,9 +210,41 @@ class AnswerModel:
 
     @property
     def alone(self) -> bool:
-        """Whether examples must be run one by one: DeBERTa shares what it computes of positions between them."""
+        """Whether examples must be run one by one.
+
+        DeBERTa shares what it computes of positions between them; generated answers are each prompt's own.
+        """
         settings: Any = self.model.network.config
-        return str(settings.model_type).startswith("deberta")
+        return str(settings.model_type).startswith("deberta") or self.answers.kind == "generated"
+
+    def _with_own(self, prompt: Sequence[int]) -> AnswerModel:
+        """For generated answers: the model with the continuations of a prompt as suffixes."""
+        own = tuple(self.answers.tokens[i] for i in self.answers.own[tuple(prompt)])
+        return AnswerModel(self.model, AnswerSet("suffixes", ("",) * len(own), own), self._share_prompt)
+
+    @torch.no_grad()
+    def sample(self, prompt: Sequence[int]) -> list[tuple[int, ...]]:
+        """Continuations of a prompt, as the config says; the same for the same prompt and seed.
+
+        Args:
+            prompt: Token ids.
+
+        Returns:
+            Token ids of the different ones among them.
+        """
+        # loaded late, because it takes a second
+        from transformers import DynamicCache
+
+        asked, tokenizer = self.answers.samples, self.model.tokenizer
+        assert asked is not None
+        generator = torch.Generator().manual_seed(_seed(asked.samples_seed, prompt))
+        part, cache, steps = torch.tensor([list(prompt)] * asked.samples, device=self.model.device), DynamicCache(), []
+        for _ in range(asked.max_tokens):
+            place = torch.full((len(part), 1), part.shape[1] - 1, device=part.device)
+            z = self._forward(part, place, None, past_key_values=cache)[:, 0].double().cpu()
+            steps.append(torch.multinomial((z / asked.temperature).softmax(1), 1, generator=generator))
+            part = steps[-1].to(part.device)
+        return list(dict.fromkeys(_until_stop(ids, tokenizer, asked.stop) for ids in torch.cat(steps, 1).tolist()))
 
     def check_tree(self, prompt: Sequence[int]) -> None:
         """Compare a few suffixes behind a shared prompt with the same ones alone.
@@ -174,11 +258,13 @@ class AnswerModel:
         Raises:
             UserError: The log-probabilities differ by more than rounding.
         """
+        if self.answers.kind == "generated":
+            self._with_own(prompt).check_tree(prompt)
         if self.tree is None:
             return
         tokens = self.answers.tokens
-        order = sorted(range(len(tokens)), key=lambda i: -len(tokens[i]))
-        chosen = sorted({*order[:3], len(tokens) - 1})
+        order = sorted(self.answers.own.get(tuple(prompt), range(len(tokens))), key=lambda i: -len(tokens[i]))
+        chosen = sorted({*order[:3], max(order)})
         with torch.no_grad():
             shared = self.logits([prompt])[0][0, chosen]
             alone = AnswerModel(self.model, self.answers.only(chosen), share_prompt=False).logits([prompt])[0][0]
@@ -199,6 +285,8 @@ class AnswerModel:
         Returns:
             Number and length of the sequences.
         """
+        if self.answers.kind == "generated":
+            return self._with_own(prompts[0]).sequences(prompts)
         length = max(map(len, prompts))
         if self._separate:
             return len(prompts) * len(self.answers.tokens), length + self.answers.longest
@@ -213,15 +301,29 @@ class AnswerModel:
         Returns:
             Answer logits z [B, r], float32, and the places [B] of the prompts' last tokens.
         """
+        if self.answers.kind == "generated":
+            found = [self._with_own(prompt).logits([prompt]) for prompt in prompts]
+            z = [F.pad(own, (0, self.count - own.shape[1]), value=NEVER) for own, _ in found]
+            return torch.cat(z), torch.cat([place for _, place in found])
         if self._separate:
-            return self._separate_suffixes(prompts)
+            scores, places = self._separate_suffixes(prompts)
+            return self._with_possible(scores, prompts), places
         if self.answers.kind == "classes":
             return self._classes(prompts)
         if self.tree is not None:
             ids, mask, places = self._pad(prompts)
-            return self._suffix_tree(self.tree, ids, mask, places), places
+            return self._with_possible(self._suffix_tree(self.tree, ids, mask, places), prompts), places
         logits, places = self._next_token(prompts)
-        return self._chosen(logits), places
+        return self._with_possible(self._chosen(logits), prompts), places
+
+    def _with_possible(self, z: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Answer logits [B, r] in which those that a prompt does not have are impossible."""
+        if not self.answers.own:
+            return z
+        possible = torch.zeros(z.shape, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            possible[row, list(self.answers.own.get(tuple(prompt), range(z.shape[1])))] = True
+        return z.masked_fill(~possible.to(z.device), NEVER)
 
     def _chosen(self, logits: torch.Tensor) -> torch.Tensor:
         """Answer logits [B, r], float32, of the logits [B, vocabulary] behind the prompts."""
@@ -294,7 +396,10 @@ class AnswerModel:
             logits = self._forward(part, wanted, None, past_key_values=cache)
             found.append({place: self._chosen(logits[:, n]) for n, place in enumerate(here.tolist())})
         return [
-            torch.stack([found[place // SEGMENT][place][row] for row, place in enumerate(column)])
+            self._with_possible(
+                torch.stack([found[place // SEGMENT][place][row] for row, place in enumerate(column)]),
+                [prompt[: place + 1] for prompt, place in zip(prompts, column, strict=True)],
+            )
             for column in asked.T.tolist()
         ]
 
@@ -354,11 +459,14 @@ class AnswerModel:
         tokens = self.answers.tokens
         if self.answers.kind == "classes":  # there is nothing else that it may say
             return self.logits(prompts)[0], torch.ones(len(prompts))
-        if self.answers.kind != "suffixes":
+        if self.answers.kind not in ("suffixes", "generated"):
             z = self._next_token(prompts)[0].float()
             first = [ids[0] for ids in tokens] or slice(None)
-            return z[:, first], z.softmax(1)[:, first].sum(1)
+            chosen = self._with_possible(z[:, first], prompts)
+            return chosen, torch.where(chosen > NEVER, z.softmax(1)[:, first], 0).sum(1)
         z = self.logits(prompts)[0]
+        if self.answers.kind == "generated":
+            return z, z.exp().sum(1)
         # what goes on as another answer does is in that one's probability already
         alone = [not any(ids != other and ids[: len(other)] == other for other in tokens) for ids in tokens]
         return z, z.exp()[:, alone].sum(1)
@@ -436,6 +544,19 @@ class AnswerModel:
         logits = self._forward(ids, places, _unless_all(mask)).float().log_softmax(2)
         chosen = logits.gather(2, tokens[:, :, None])[:, :, 0]
         return (chosen * counts).sum(1).view(len(prompts), -1), places[:: len(answers), 0]
+
+
+def _seed(seed: int, prompt: Sequence[int]) -> int:
+    """A seed for each prompt, whatever others there are."""
+    return int.from_bytes(random_bits(7, seed, *prompt).tobytes(), "big")
+
+
+def _until_stop(ids: list[int], tokenizer: Any, stop: str) -> tuple[int, ...]:
+    """A continuation up to the model's end of text or the token that completes `stop`, that one included."""
+    for count, token in enumerate(ids, 1):
+        if token == tokenizer.eos_token_id or (stop and stop in tokenizer.decode(ids[:count])):
+            return tuple(ids[:count])
+    return tuple(ids)
 
 
 def _unless_all(mask: torch.Tensor) -> torch.Tensor | None:

@@ -50,6 +50,25 @@ class ModelOptions(ModelConfig):
     model: tyro.conf.Suppress[tyro.conf.Fixed[str]] = EMBEDDED
 
 
+class SamplesConfig(Record):
+    """Which continuations of a prompt are its answers, for tasks with `answers: generated`."""
+
+    samples: int = 8
+    """Continuations to sample for each prompt; the same one twice counts once."""
+    temperature: float = 1.0
+    """What logits are divided by before sampling: less is less varied."""
+    max_tokens: int = 16
+    """Tokens of a continuation at most."""
+    stop: str = "\n"
+    """Text that ends a continuation, as the model's own end of text does; it is kept. Empty: none."""
+    samples_seed: int = 0
+    """Seed of the samples."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 2 or self.max_tokens < 1 or not self.temperature > 0:
+            raise UserError("--samples must be at least 2, --max-tokens at least 1, and --temperature above 0.")
+
+
 class ParamsConfig(Record):
     """List which parameters of a model `npeff collect` uses and which it leaves out, with their sizes."""
 

@@ -7,7 +7,7 @@ are measured, once.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from statistics import fmean
 from typing import Any
 
@@ -31,6 +31,8 @@ SAME_TOLERANCE = 0.02
 """The same in the paper's protocol, where these very examples are measured."""
 SEARCH = 40
 """Most evaluations of a search."""
+WRITTEN = 3
+"""Top examples of which is shown what the model writes, where it does."""
 FARTHEST = 8
 """How many times as long as second order predicts a change may become: beyond, answers saturate or the model breaks."""
 REACHED = 0.5
@@ -180,6 +182,17 @@ class Trial(CurvePoint):
     """1 or -1."""
 
 
+class Written(Record):
+    """What the model writes behind a prompt, with the same random numbers."""
+
+    example: int
+    """Number of the example."""
+    before: str
+    """With the model's own parameters."""
+    after: str
+    """With the changed ones."""
+
+
 class Outcome(Trial):
     """What a change along one component does to the examples that are measured."""
 
@@ -205,6 +218,8 @@ class Outcome(Trial):
     """KL divergence of each top example."""
     random_kls: list[float | None] = field(default_factory=list)
     """KL divergence of each random example; None for one that is a top example of this component."""
+    written: list[Written] = field(default_factory=list)
+    """Generated answers only: what the model writes for the first top examples, before and after the change."""
 
 
 class Measured(Record):
@@ -284,14 +299,23 @@ class Evaluator:
                 if len(ranked.related):
                     groups["related"] = self._divergence(ranked.related)
                 predicted = self._predict(ranked, groups, vector) if config.predict else None
+                shown = ranked.top[:WRITTEN].tolist() if subject.kind == "component" else []
+                wrote = self._write(shown)
                 change(chosen.sign * chosen.magnitude)
                 best = self._outcome(chosen, ranked, groups, predicted, subject.kind == "component")
+                best = replace(best, written=list(map(Written, shown, wrote, self._write(shown))))
                 curve = []
                 for factor in sorted(config.curve):
                     change(chosen.sign * chosen.magnitude * factor)
                     kls = float(self._kls(groups["top"]).mean()), self._mean_random(self._test_random, ranked)
                     curve.append(CurvePoint(chosen.magnitude * factor, *kls, ratio(*kls)))
         return Measured(best, [trial for trial, _ in tried], curve)
+
+    def _write(self, examples: Sequence[int]) -> list[str]:
+        """What the model writes for examples under the weights of now; nothing where answers are not generated."""
+        model, decode = self._prepared.collector.answer_model, self._prepared.model.tokenizer.decode
+        prompts = [self._prompts[i] for i in examples] if self._prepared.task.answers == "generated" else []
+        return [decode(list(model.sample(prompt)[0])) for prompt in prompts]
 
     def _divergence(self, examples: Array) -> Divergence:
         """Examples with their answers under the weights of now."""

@@ -15,6 +15,7 @@ from npeff.perturb.where import by_layer_and_kind
 from npeff.perturb.whitening import Notes
 from npeff.utils import only_one, read_record, remove_partials, write_record
 from npeff.utils.report import Column, Emphasis, Table, draw_figure, new_figure, write_figure, write_report
+from npeff.utils.text import shorten
 
 _PATIENCE = 10.0
 """Seconds to wait for another perturbation that writes its table; that takes milliseconds."""
@@ -44,7 +45,7 @@ def write_results(folder: Path, records: list[ComponentRecord], notes: Notes, ke
     write_record(folder / "results.json", results, sealed=True)
     table = _outcomes(results)
     table.write_csv(folder / "results.csv")
-    write_report(folder / "table", [results.summary.in_words(), table])
+    write_report(folder / "table", [results.summary.in_words(), table, *_written(components)])
     curves = {record.component: record.curve for record in components if record.curve}
     if curves:
         draw_figure(folder / "curve", _draw_curves, curves)
@@ -82,6 +83,18 @@ def _outcomes(results: Results) -> Table:
         interval = best.interval or (None, None)
         table.rows.append([name, record.fidelity, Emphasis(best.ratio), *interval, limit, effect, *values])
     return table
+
+
+def _written(records: Sequence[ComponentRecord]) -> list[Table]:
+    """What the model writes before and after the changes, if it writes its answers."""
+    table = Table(
+        "What the model writes for top examples, with the same random numbers before and after the change.",
+        [Column(name) for name in ("component", "example", "before", "after")],
+    )
+    for record in records:
+        for each in record.best.written:
+            table.rows.append([record.component, each.example, shorten(each.before, 200), shorten(each.after, 200)])
+    return [table] if table.rows else []
 
 
 def _arrow(pair: tuple[float, float] | None) -> str | None:

@@ -16,6 +16,9 @@ PLACE = ("chunk", "position", *_MEASURED)
 """Of positions of documents: first character of the chunk, tokens before the position; loss and entropy in nats as they
 were when it was chosen, known up to rounding."""
 
+WRITTEN_COLUMNS = ("written_tokens", "written")
+"""Of generated answers: token ids and text of each continuation that was sampled."""
+
 
 def usable(table: pa.Table) -> Array:
     """Which examples were not set aside, bool [m]. An example is set aside if one of its values was not finite."""
@@ -68,13 +71,13 @@ def encode(values: pa.ChunkedArray) -> tuple[Array, list[str]]:
 
 def inputs_of(examples: pa.Table) -> pa.Table:
     """The columns that a collection starts from, without those that it found."""
-    asked = {"source_row", "text", "label", "answer", *PLACE}
+    asked = {"source_row", "text", "label", "answer", *PLACE, *WRITTEN_COLUMNS}
     return examples.select([name for name in examples.column_names if name in asked or name.startswith(FIELD)])
 
 
 def inputs_hash(examples: pa.Table) -> str:
     """Hash of what is asked: texts, labels, answers and fields."""
     digest = hashlib.sha256()
-    for name in sorted(set(examples.column_names) - set(_MEASURED)):
+    for name in sorted(set(examples.column_names) - {*_MEASURED, *WRITTEN_COLUMNS}):
         digest.update(json.dumps([name, examples[name].to_pylist()], ensure_ascii=False).encode())
     return digest.hexdigest()

@@ -35,15 +35,17 @@ class AskedTask(Record):
     prompt: str = ""
     """Template of the prompt."""
     answers: str = ""
-    """tokens, suffixes, vocabulary or classes."""
+    """tokens, suffixes, vocabulary, classes or generated."""
     labels: list[str] = field(default_factory=list)
-    """Answer texts; none for the vocabulary."""
+    """Answer texts; none for the vocabulary and generated answers."""
     prefix: str = ""
     """Few-shot examples before every prompt."""
     chat: AskedChat | None = None
     """How the chat template was used; null for a plain prompt."""
     pair: str | None = None
     """Template of the second text; null where there is none."""
+    places: list[dict[str, Any]] | None = None
+    """What is asked one after another behind the prompt; null where it is one question."""
 
     @property
     def before(self) -> Before:

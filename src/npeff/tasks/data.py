@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from npeff.tasks.config import FIELD, DataConfig
 from npeff.tasks.readers import Row, Source, open_source
-from npeff.tasks.task import Before, Task, Turns
+from npeff.tasks.task import ASKED, Before, Task, Turns
 from npeff.utils import Array, Record, UserError, cut, is_text
 
 _CHUNK = 65_536
@@ -114,11 +114,14 @@ class Reader:
         text_columns = (config.text_column,) if config.text_column else task.text_columns
         hint = " Name the right one with --text-column, or with text_columns: [NAME] in the task file."
         self._text_column = self._required(text_columns, hint)
-        for name in task.fields:
+        self._fields = [name for name in task.fields if not (task.places and name == ASKED)]
+        for name in self._fields:
             self._required((name,), f" The prompt names it as {{{name}}}.")
+        self._places = [self._required((place["column"],), " A place of the task names it.") for place in task.places]
         self._label_columns = (config.label_column,) if config.label_column else task.label_columns
+        self._label_columns = () if task.places else self._label_columns
         self._label_column = next((name for name in self._label_columns if name in source.columns), None)
-        others = set() if self._label_column or not task.labels else {*source.plain_columns}
+        others = set() if self._label_column or not task.labels or task.places else {*source.plain_columns}
         others -= {self._text_column, *task.fields}
         self._undeclared: dict[str, set[int | None]] = {name: set() for name in source.columns if name in others}
         self._bad = 0
@@ -187,10 +190,11 @@ class Reader:
         Raises:
             UserError: A row is not usable, and bad examples are not to be dropped.
         """
-        wanted = {self._text_column, *self._label_columns, *self._task.fields, *self._undeclared}
+        wanted = {self._text_column, *self._label_columns, *self._fields, *self._places, *self._undeclared}
         for number, row in self.source.rows(wanted):
             try:
-                yield {"source_row": number, **self._example(row)}
+                example = {"source_row": number, **self._example(row)}
+                yield from list(self._at_places(example, row)) if self._places else [example]
             except ValueError as error:
                 message = f"{self.source.unit} {number}: {error}"
                 if self._config.on_bad_example == "error":
@@ -213,13 +217,25 @@ class Reader:
             self._look_for_labels(row)
         value = None if self._label_column is None else row.get(self._label_column)
         gold = answer_text(value) if self._task.gold == "answer" else self._labels.read(value)
-        fields = {FIELD + name: scalar_text(row.get(name)) for name in self._task.fields}
+        fields = {FIELD + name: scalar_text(row.get(name)) for name in self._fields}
         for name, field in fields.items():
             if field is None:
                 raise ValueError(f"the value of {name.removeprefix(FIELD)!r} is missing")
         if not all(is_text(part) for part in (text, *fields.values(), gold) if isinstance(part, str)):
             raise ValueError("there is half of a surrogate pair in it, which no UTF-8 file can hold")
         return {"text": text, self._task.gold: gold, **fields}
+
+    def _at_places(self, example: Row, row: Row) -> Iterator[Row]:
+        """An example for each place, with the right answers of those before it; so a missing one ends them."""
+        asked, labels = "", self._task.labels
+        for place in self._task.places:
+            label, asked = self._labels.read(row.get(place["column"])), asked + place["ask"]
+            if label is not None and labels[label] not in place["labels"]:
+                raise ValueError(f"{place['column']!r} is {labels[label]!r}, which is no answer to {place['ask']!r}")
+            yield example | {"label": label, FIELD + ASKED: asked}
+            if label is None:
+                return
+            asked += f" {labels[label]}"
 
     def _look_for_labels(self, row: Row) -> None:
         """Note which labels the columns hold that are not declared; one with anything else is no label column."""

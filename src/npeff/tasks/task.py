@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,16 +24,19 @@ from npeff.utils import Record, UserError, did_you_mean, is_text
 LARGEST = 1_000_000
 """Bytes that a task file may have; reading YAML takes a minute for a hundred times as many."""
 
-Answers = Literal["tokens", "suffixes", "vocabulary", "classes"]
+Answers = Literal["tokens", "suffixes", "vocabulary", "classes", "generated"]
 Turns = tuple[dict[str, str], ...]
 """Turns of a conversation, each a role (system, user or assistant) with what it says."""
 Before = tuple[str, Turns]
 """What stands before every example's own question: text of a plain prompt, turns of a chat; one of them is empty."""
+ASKED = "asked"
+"""Column of what stands behind the prompt, in a task that asks at several places: answers so far, and what is asked."""
 _ROLES = ("system", "user", "assistant")
 _TEXTS = ("labels", "text_columns", "label_columns")
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(_TEXTS, (tuple, "a list of texts")),
     "few_shot": (tuple, "a list of mappings with text and label"),
+    "places": (tuple, "a list of mappings with ask, column and labels"),
     "label_map": (dict, "a mapping from labels in the data to answer texts"),
     **dict.fromkeys(("label_numbers", "positions"), (bool, "true or false")),
     "chat": ((bool, tuple), "true, false, or a list of turns, as `- system: You are a critic.`"),
@@ -49,7 +53,7 @@ class Task(Record):
     """Template with {text} and, if wanted, other {column} names of the data; a literal brace is written twice."""
     answers: Answers
     """tokens: the first token of each label; suffixes: each whole label; vocabulary: every next token; classes: those
-    of a classifier."""
+    of a classifier; generated: continuations that the model itself writes."""
     labels: tuple[str, ...] = ()
     """Answer texts, in order, without the leading space they are scored with; none for vocabulary. Classes have the
     names that the model gives them, if there are none here."""
@@ -75,6 +79,9 @@ class Task(Record):
     """Chat only: how the assistant's turn begins, before the answer."""
     positions: bool = False
     """Vocabulary only: texts are running documents, and an example is a position in one, as --every and others say."""
+    places: tuple[dict[str, Any], ...] = ()
+    """What is asked one after another behind the prompt; each place is an example, which is told the right answers of
+    those before it: `ask` (a text), `column` (where the right answer is), `labels` (answers to choose between)."""
     pair: str = ""
     """Classes only: template of a second text, for models that take pairs of texts, as {hypothesis}."""
 
@@ -83,6 +90,13 @@ class Task(Record):
             if isinstance(getattr(self, name), list):  # YAML has no tuples, and in Python a list is as clear
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         try:
+            if self.places:
+                for mistake in chain(_wrong_types(self), _wrong_places(self)):
+                    raise ValueError(mistake)
+                every = tuple(dict.fromkeys(label for place in self.places for label in place["labels"]))
+                if self.labels not in ((), every):
+                    raise ValueError("labels are those of the places; leave them out.")
+                object.__setattr__(self, "labels", every)
             for mistake in _mistakes(self):
                 raise ValueError(mistake)
         except ValueError as error:  # from `_template`, too
@@ -92,17 +106,38 @@ class Task(Record):
     @property
     def gold(self) -> str:
         """Column of the examples with what is right: an answer for vocabulary, or else a label."""
-        return "answer" if self.answers == "vocabulary" else "label"
+        return "answer" if self.is_open else "label"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether answers are not those of a list."""
+        return self.answers in ("vocabulary", "generated")
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Columns other than `text` that the prompt names, or the second text."""
-        parts = _template(self.prompt) + _template(self.pair)
+        parts = _template(self._whole) + _template(self.pair)
         return tuple(dict.fromkeys(name for _, name in parts if name and name != "text"))
 
     def render(self, text: str, fields: Mapping[str, str] = {}) -> str:
         """The prompt for one example, up to where the answer begins."""
-        return self._fill(self.prompt, text, fields)
+        return self._fill(self._whole, text, fields)
+
+    @property
+    def _whole(self) -> str:
+        return self.prompt + (f"{{{ASKED}}}" if self.places else "")
+
+    def answers_at(self, asked: str) -> list[int]:
+        """Which labels may follow.
+
+        Args:
+            asked: What stands behind the prompt.
+
+        Returns:
+            Numbers of the labels of the place that is asked last.
+        """
+        place = next(place for place in self.places if asked.endswith(place["ask"]))
+        return [self.labels.index(label) for label in place["labels"]]
 
     def render_pair(self, text: str, fields: Mapping[str, str] = {}) -> str:
         """The second text of one example; empty where there is none."""
@@ -293,8 +328,9 @@ def _mistakes(task: Task) -> Iterator[str]:
             yield f"turn {number} of chat should have one of {', '.join(_ROLES)}, as `- system: You are a critic.`"
     if task.answers not in get_args(Answers):
         yield f"answers is {task.answers!r}; it should be one of {', '.join(get_args(Answers))}."
-    if task.answers == "vocabulary" and (task.labels or task.label_map):
-        yield "answers: vocabulary takes every next token as an answer; leave out labels and label_map."
+    if task.is_open and (task.labels or task.label_map):
+        what = "every next token" if task.answers == "vocabulary" else "what the model writes"
+        yield f"answers: {task.answers} takes {what} as an answer; leave out labels and label_map."
     if task.answers == "classes" and (task.is_chat or task.few_shot):
         yield "a classifier (answers: classes) takes neither a chat nor few-shot examples; leave them out."
     if task.positions and (task.answers != "vocabulary" or task.prompt != "{text}" or task.is_chat or task.few_shot):
@@ -302,7 +338,7 @@ def _mistakes(task: Task) -> Iterator[str]:
     if task.pair and task.answers != "classes":
         yield "pair is for classifiers (answers: classes); in a prompt, write both texts."
     named_by_model = task.answers == "classes" and not task.labels
-    if task.answers != "vocabulary" and not named_by_model and len(task.labels) < 2:
+    if not task.is_open and not named_by_model and len(task.labels) < 2:
         count = "only one label" if task.labels else "no labels"
         yield f"{count}; a model needs at least two answers to choose between (or answers: vocabulary)."
     if not task.text_columns:
@@ -323,10 +359,26 @@ def _mistakes(task: Task) -> Iterator[str]:
             yield f"few_shot example {number} has the label {example['label']!r}, not one of the labels."
 
 
+def _wrong_places(task: Task) -> Iterator[str]:
+    """What is wrong with the places that a task asks at."""
+    if task.answers not in ("tokens", "suffixes") or task.is_chat or task.few_shot:
+        yield "several places need `answers: tokens` or `answers: suffixes`, and neither chat nor few_shot."
+    for number, place in enumerate(task.places, 1):
+        ask, labels = place.get("ask"), place.get("labels")
+        if set(place) != {"ask", "column", "labels"} or not isinstance(labels, list) or len(labels) < 2:
+            yield f"place {number} should have ask, column and at least two labels, nothing else."
+        elif not all(isinstance(text, str) and text.strip() for text in (ask, place["column"], *labels)):
+            yield f"place {number} has an ask, a column or a label that is no text; put it in quotes."
+        elif ask != str(ask).rstrip():
+            yield f"place {number} asks with white space at the end, but answers bring their own. Remove it."
+        elif any(str(ask).endswith(str(other.get("ask"))) for other in task.places if other is not place):
+            yield f"place {number} ends with what another one asks, so that they cannot be told apart."
+
+
 def _wrong_types(task: Task) -> Iterator[str]:
     """Fields without the type that they declare; YAML reads unquoted yes, no and 1 as something else than text."""
     turns = task.chat if isinstance(task.chat, tuple) else ()
-    mappings = {"few_shot": task.few_shot, "chat": turns}
+    mappings = {"few_shot": task.few_shot, "chat": turns, "places": task.places}
     for name, (kind, words) in _KINDS.items():
         value = getattr(task, name)
         if not isinstance(value, kind) or not all(isinstance(item, dict) for item in mappings.get(name, ())):
@@ -335,7 +387,9 @@ def _wrong_types(task: Task) -> Iterator[str]:
     texts = [(f.name, v) for f in fields if f.name not in _KINDS and (v := getattr(task, f.name)) is not f.default]
     texts += [(name, item) for name in _TEXTS for item in getattr(task, name)]
     texts += [("label_map", item) for pair in task.label_map.items() for item in pair]
-    texts += [(name, item) for name, each in mappings.items() for one in each for pair in one.items() for item in pair]
+    texts += [(name, item) for name, each in mappings.items() for one in each for item in (*one, *one.values())]
     yield from (
-        f"{name} has {item!r}, which is not text; put it in quotes." for name, item in texts if not is_text(item)
+        f"{name} has {item!r}, which is not text; put it in quotes."
+        for name, item in texts
+        if not is_text(item) and not (name == "places" and isinstance(item, list))
     )
