@@ -66,7 +66,7 @@ __all__ += ["decompose_run", "open_decomposition"]
 __all__ += ["analyse_run", "compare_run", "list_components", "list_examples", "probe_texts", "stability_run"]
 __all__ += ["sweep_run", "top_examples"]
 __all__ += ["casestudy_component", "explain_components", "find_components", "name_components", "weigh_words"]
-__all__ += ["diff_runs", "hold_component", "lift_component", "perturb_components", "steer_text"]
+__all__ += ["diff_runs", "hold_component", "lift_component", "perturb_components", "repair", "steer_text"]
 
 T = TypeVar("T")
 AnyPath = str | os.PathLike[str]

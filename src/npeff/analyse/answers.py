@@ -43,9 +43,8 @@ class Answers(Record):
 
 
 def can_read(run: Run, decomposition: Decomposition) -> bool:
-    """Whether a run has what answers are read from."""
-    known = decomposition.config.method in LIFTABLE_METHODS and "fisher" in run.manifest.collected and run.has_rows
-    return known and run.has_tensor("probabilities")
+    """Whether a run has the rows that changes of answers are read from."""
+    return decomposition.config.method in LIFTABLE_METHODS and "fisher" in run.manifest.collected and run.has_rows
 
 
 def change_of_answers(
@@ -91,7 +90,7 @@ def signatures(run: Run, decomposition: Decomposition, examples: Sequence[Array]
         [C]; None for a component without examples, and for all where answers are not those of the task's labels.
     """
     names = run.manifest.task.labels
-    if not names or not can_read(run, decomposition):
+    if not names or not can_read(run, decomposition) or not run.has_tensor("probabilities"):
         return [None] * len(examples)
     p, pairs = run.tensor("probabilities"), zip(decomposition.components, examples, strict=True)
     return [signature(run, each, top, names.__getitem__, p[np.sort(top)]) if len(top) else None for each, top in pairs]
