@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from bench import entry
-from npeff.act.config import DiffConfig, RepairConfig
+from npeff.act.config import DiffConfig
 from npeff.act.diff import Diff, diff
 from npeff.act.lora import fine_tune
-from npeff.act.repair import REPAIR, Repair, repair
 from npeff.act.steer import Steering
 from npeff.collect.config import CollectConfig
 from npeff.collect.run import collect
@@ -37,9 +36,7 @@ from npeff.utils.types import Array
 
 CACHE = Path(__file__).parent / "cache" / "act"
 EXAMPLES, COMPONENTS, HOLDOUT = 1000, 48, 0.5
-LIMIT, NULLS, EPOCHS = 1e-3, 1, 2
-BARS = {"model": ("gain", ">= 8"), "bias": ("over_bias", ">= 2"), "LoRA": ("over_lora", "reported")}
-"""Entry and bar for the repair beside each other way; others are random groups."""
+EPOCHS = 2
 TRIGGERS = frozenset(("film", "movie", "story", "characters"))
 """Words of the planted rule."""
 TOP, MOSTLY = 16, 0.75
@@ -49,7 +46,6 @@ TOP, MOSTLY = 16, 0.75
 def benchmarks(data: Path | None) -> Iterator[dict[str, Any]]:
     run = prepare()
     yield entry("act.steer_restore", cached(CACHE / "steer.json", lambda: steer_restore(run)), "<= 0")
-    yield from repaired(run)
     yield from differing(run)
 
 
@@ -98,24 +94,6 @@ def steer_restore(run: Run) -> int:
     except InterruptedError:
         pass
     return sum(not torch.equal(value, before[name]) for name, value in network.state_dict().items())
-
-
-# --- repair -----------------------------------------------------------------------------------------------------------
-
-
-def repaired(run: Run) -> Iterator[dict[str, Any]]:
-    """The repair beside the model as it is, offsets of its answers, random groups, and LoRA of the same labels."""
-    config = RepairConfig(str(run.path), limit=LIMIT, nulls=NULLS, lora=EPOCHS, decomposition="npeff", device="cpu")
-    path = run.path / "repairs" / "npeff" / "repair.json"
-    found = read_record(Repair, path) if path.is_file() else repair(config)
-    for each in found.outcomes:
-        if each.way == REPAIR:
-            yield entry("act.repair_damage", each.damage, f"<= {LIMIT:g}")
-            continue
-        what, bar = BARS.get(each.way, (f"over_{each.way.replace(' ', '_')}", "reported"))
-        yield entry(f"act.repair_{what}", each.ahead, bar)
-        yield entry(f"act.repair_{what}_low", each.ahead_low, "reported")
-        yield entry(f"act.repair_{what}_high", each.ahead_high, "reported")
 
 
 # --- diff -------------------------------------------------------------------------------------------------------------

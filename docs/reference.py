@@ -112,7 +112,6 @@ RECORDS = {
     "explanations/NAME/components/NNNNN.json": "npeff.explain.records:Explanation",
     "explanations/NAME/casestudies/NNNNN.json": "npeff.explain.records:CaseStudy",
     "explanations/NAME/judged/NNNNN.json": "npeff.explain.records:Judged",
-    "repairs/NAME/repair.json": "npeff.act.repair:Repair",
     "diffs/NAME/diff.json": "npeff.act.diff:Diff",
     "comparisons/*/table.json": "npeff.analyse.compare:Comparison",
     "stability/*/stability.json": "npeff.analyse.records:Stability",

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from npeff.act import repair as repairing
-from npeff.act.config import DiffConfig, RepairConfig, SteerConfig
+from npeff.act.config import DiffConfig, SteerConfig
 from npeff.act.diff import Diff, diff
 from npeff.act.steer import Steered, Steering, component_vector, steer
 from npeff.analyse import probe as probing
@@ -66,7 +65,7 @@ __all__ += ["decompose_run", "open_decomposition"]
 __all__ += ["analyse_run", "compare_run", "list_components", "list_examples", "probe_texts", "stability_run"]
 __all__ += ["sweep_run", "top_examples"]
 __all__ += ["casestudy_component", "explain_components", "find_components", "name_components", "weigh_words"]
-__all__ += ["diff_runs", "hold_component", "lift_component", "perturb_components", "repair", "steer_text"]
+__all__ += ["diff_runs", "hold_component", "lift_component", "perturb_components", "steer_text"]
 
 T = TypeVar("T")
 AnyPath = str | os.PathLike[str]
@@ -400,11 +399,6 @@ def hold_component(
 def diff_runs(*runs: AnyRun, **options: Any) -> Diff:
     """What differs between two models, or a series, on the same examples. Options and result: `npeff diff`."""
     return diff(from_options(DiffConfig, {"runs": tuple(map(_path, runs)), **options}))
-
-
-def repair(run: AnyRun, **options: Any) -> repairing.Repair:
-    """Mend answers with a few components, and measure it on held-out examples. Options and result: `npeff repair`."""
-    return repairing.repair(from_options(RepairConfig, {"run": _path(run), **options}))
 
 
 def steer_text(run: AnyRun, text: str, component: int, **options: Any) -> list[Steered]:

@@ -68,7 +68,6 @@ COMMANDS = {
     "explain": Command("explain", "ExplainConfig", "run:explain", "words, answers, heads and names of components"),
     "casestudy": Command("explain", "CaseStudyConfig", "casestudy:casestudy", "a component's words removed, swapped"),
     "diff": Command("act", "DiffConfig", "diff:diff", "what differs between two models on the same examples"),
-    "repair": Command("act", "RepairConfig", "repair:repair", "mend answers with a few components, and measure"),
     "steer": Command("act", "SteerConfig", "steer:steer", "answers and text with a component turned up or down"),
     "explore": Command("explore", "ExploreConfig", "server:explore", "look at a run in the browser"),
     "export": Command("explore", "ExportConfig", "export:export", "write a run as pages that open from disk"),

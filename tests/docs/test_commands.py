@@ -38,7 +38,6 @@ SMALL = {
     "sweep": "--components 2 4",
     "perturb": "--count 2 --top 2 --nulls 2",
     "steer": "--tokens 2",
-    "repair": "--nulls 1 --lora 1",
     "icl": "--sets 2 --shots 2 --scored 16",
     "reproduce": "--tasks sst2 --examples sst2=64 --data data",
 }
@@ -53,7 +52,6 @@ NOT_RUN = {
     r"npeff reproduce tab:icl": "its prompts are longer than the tiny model takes; tests/paper has shorter ones",
     r"npeff perturb .*--way sensing": "needs a sketch of 16,384 numbers; tests/perturb runs it",
     r"npeff perturb .*--group": "the tiny run may have no group; tests/perturb runs it",
-    r"npeff repair .*--fix lnp": "the tiny run may have no such component; tests/act/test_repair.py runs it",
     r"npeff (push|pull) .*hf://": "needs the Hub; tests/share runs it against a local one",
     r"npeff check .*polite": "the tiny tokenizer begins Yes and No with the same token; tests/tasks loads the file",
     r"npeff check .*--chat": "the tiny tokenizer has no chat template; tests/collect/test_asked.py has one with",

@@ -127,7 +127,8 @@ def test_what_the_browser_kept_may_be_anything(browser: Browser, made: Path) -> 
         page.goto((made / "form-1.html").as_uri())
         for old in ("{", "null", '{"who": 3, "answers": {"1": {"theme": "<b>", "words": []}}}', '{"answers": 1}'):
             place = f"npeff-study:{kit.id}:1"
-            page.evaluate("([k, v]) => localStorage.setItem(k, v)", [place, old])
+            # set as the page loads: what is set before a reload may not have reached the disk
+            page.add_init_script(f"localStorage.setItem({json.dumps(place)}, {json.dumps(old)})")
             page.reload()
             expect(page.get_by_role("status")).to_have_text("0 of 10 answered")
             assert page.evaluate("(k) => localStorage.getItem(k)", place) == old  # only an answer writes

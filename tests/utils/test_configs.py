@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npeff.act.config import RepairConfig
 from npeff.cli import COMMANDS, main, parse
 from npeff.collect.config import CollectConfig
 from npeff.decompose.config import PaperConfig, SaeConfig
@@ -85,8 +84,6 @@ def test_overview_and_version(capsys):
         (PerturbConfig, {"adapter_share": 0}, "--adapter-share is 0; it should be above 0"),
         (PerturbConfig, {"curve": (1.0, 0.0)}, "--curve is 0.0; it should be above 0"),
         (PerturbConfig, {"target_kl": float("nan")}, "--target-kl is nan; it should be above 0"),
-        (RepairConfig, {"limit": 0}, "--limit is 0; it should be above 0"),
-        (RepairConfig, {"lora": -1}, "--lora is -1; it should be at least 0"),
     ],
 )
 def test_numbers_outside_their_bounds_are_named(config, values, words):

@@ -1,1 +1,1 @@
-"""Use what was found: steer a model along a component, repair it with a few of them, compare it with another one."""
+"""Use what was found: steer a model along a component, compare it with another one."""

@@ -1,7 +1,5 @@
 """Options of this room's commands: the command line, the Python call and the replay file are made from them."""
 
-from typing import ClassVar, Literal
-
 import tyro
 
 from npeff.store.layout import check_name
@@ -35,45 +33,6 @@ class SteerConfig(Record):
     def _check(self) -> None:
         if self.tokens < 0 or not self.text:
             raise UserError("Give a text that is not empty, and at least 0 --tokens.")
-
-
-class RepairConfig(Record):
-    """Mend the model's answers with a few components, and measure on held-out examples what that is worth."""
-
-    run: tyro.conf.Positional[str]
-    """Run directory; its decomposition must have held-out examples."""
-    fix: tuple[str, ...] = ()
-    """Examples to mend: a file with right labels for texts of the run; conditions that all hold, as label=Negative
-    prediction=Positive; lnp, those that mostly use components tuned to a label but not to a prediction. All labelled
-    ones if not given. The answers of other examples should stay."""
-    limit: float = 1e-3
-    """Most KL divergence a token of running text that the change may cost."""
-    nulls: int = 1
-    """How often to do the same with random groups of examples in place of the components; 0: never."""
-    lora: int = 0
-    """Also fine-tune with LoRA on the same labels for so many epochs, and measure it at the same damage."""
-    elsewhere: str | None = None
-    """Text file to measure the damage on; embedded passages if not given."""
-    save: Literal["nothing", "delta", "adapter", "model"] = "nothing"
-    """Write the change: alone, as a low-rank adapter (PEFT's layout), or in a copy of the model."""
-    adapter_share: float = 0.9
-    """adapter: share of each matrix's squared length to keep."""
-    decomposition: str | None = None
-    """Name of the decomposition; the newest that `npeff decompose` has made if not given."""
-    repair: str | None = None
-    """Name of the results; that of the decomposition if not given."""
-    seed: int = 0
-    """Seed of the parts, of running text and of all else that is drawn."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
-
-    common: ClassVar[tuple[str, ...]] = ("fix", "limit", "nulls", "lora", "save", "decomposition", "device")
-    least: ClassVar[dict[str, int]] = {"nulls": 0, "lora": 0}
-    above: ClassVar[dict[str, int]] = {"limit": 0, "adapter_share": 0}
-    most: ClassVar[dict[str, int]] = {"adapter_share": 1}
-
-    def _check(self) -> None:
-        check_name(self.repair, "--repair")
 
 
 class DiffConfig(Record):

@@ -57,7 +57,8 @@ def collect(config: CollectConfig) -> Run:
         run = Run.open_unfinished(path)
         if not run.manifest.complete:
             if prepared.task.answers == "generated":  # what was written when the run began counts
-                prompts = tokenize(prepared, replace(dataset, table=run.table))
+                dataset = replace(dataset, table=inputs_of(run.table))
+                prompts = tokenize(prepared, dataset)
             asked = ask(prepared, dataset, prompts)
             if distributed.rank() == 0:
                 print(*asked.lines, *asked.warnings, prepared.selection.describe(), sep="\n", flush=True)
@@ -66,7 +67,7 @@ def collect(config: CollectConfig) -> Run:
             collect_shards(run, prepared, prompts, left)
             distributed.barrier()
             if distributed.rank() == 0:
-                run.finish(final_table(run, prepared, inputs_of(run.table)))
+                run.finish(final_table(run, prepared, dataset.table))
             distributed.barrier()
     run = Run.open(path)
     if distributed.rank() == 0:

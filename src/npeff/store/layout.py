@@ -12,7 +12,6 @@ ANALYSIS = "analysis"
 """Folder of a decomposition with its analysis."""
 PERTURBATIONS = "perturbations"
 EXPLANATIONS = "explanations"
-REPAIRS = "repairs"
 DIFFS = "diffs"
 COMPARISONS = "comparisons"
 STABILITY = "stability"
@@ -25,7 +24,7 @@ RUNNING_TEXT = "running-text"
 THEMES = "annotations"
 """What people call components, under the name that this folder has had from the beginning."""
 _TABLES = (COMPARISONS, STABILITY, SPECTRA, SWEEPS, ICL)
-RESULTS = (DECOMPOSITIONS, THEMES, PERTURBATIONS, EXPLANATIONS, REPAIRS, DIFFS, *_TABLES)
+RESULTS = (DECOMPOSITIONS, THEMES, PERTURBATIONS, EXPLANATIONS, DIFFS, *_TABLES)
 """Folders with results that cannot be made again from the rest; relations can."""
 
 
