@@ -28,7 +28,7 @@ from npeff.collect.sketch.make import make_sketch
 from npeff.decompose.base import Decomposition
 from npeff.decompose.config import HOLDOUT, DecomposeConfig, Method
 from npeff.decompose.run import decompose
-from npeff.models.answers import AnswerSet, resolve_answers
+from npeff.models.answer_sets import AnswerSet, resolve_answers
 from npeff.models.config import ModelConfig, SamplesConfig
 from npeff.models.load import LoadedModel, load_model
 from npeff.models.prompts import encode

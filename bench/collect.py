@@ -18,7 +18,8 @@ from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.directions import projection, spectral
 from npeff.collect.sketch.base import Captured, Sketch
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.answers import AnswerModel, resolve_answers
+from npeff.models.answer_sets import resolve_answers
+from npeff.models.answers import AnswerModel
 from npeff.models.config import ModelConfig
 from npeff.models.load import LoadedModel, load_model
 from npeff.models.prompts import encode

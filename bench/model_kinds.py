@@ -21,7 +21,7 @@ from npeff.collect.check import compare_with_autograd
 from npeff.collect.config import CollectConfig, DirectionsConfig
 from npeff.collect.session import Prepared
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.answers import AnswerSet
+from npeff.models.answer_sets import AnswerSet
 from npeff.models.config import ModelConfig
 from npeff.models.load import LoadedModel, load_network
 from npeff.models.select import select_parameters

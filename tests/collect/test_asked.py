@@ -11,7 +11,8 @@ from npeff.cli import main
 from npeff.collect.asked import ask, spread
 from npeff.collect.identity import differences, identity_of
 from npeff.collect.session import prepare_run, prepare_with_prompts, read_prompts
-from npeff.models.answers import AnswerModel, resolve_answers
+from npeff.models.answer_sets import resolve_answers
+from npeff.models.answers import AnswerModel
 from npeff.store.run import Run
 from npeff.store.schema import AskedTask
 from npeff.tasks.task import Task

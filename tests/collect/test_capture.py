@@ -14,7 +14,8 @@ from npeff.collect.batch import Collector
 from npeff.collect.capture import Capture
 from npeff.collect.config import CollectConfig, DirectionsConfig, SketchConfig
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.answers import AnswerModel, resolve_answers
+from npeff.models.answer_sets import resolve_answers
+from npeff.models.answers import AnswerModel
 from npeff.models.prompts import encode
 from npeff.models.select import CapturedModule, select_parameters
 from npeff.tasks.config import DataConfig

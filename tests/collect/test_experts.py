@@ -7,7 +7,8 @@ import torch
 
 from npeff.collect.config import SketchConfig
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.answers import AnswerModel, resolve_answers
+from npeff.models.answer_sets import resolve_answers
+from npeff.models.answers import AnswerModel
 from npeff.models.select import select_parameters
 from npeff.utils.errors import UserError
 from tests import tiny

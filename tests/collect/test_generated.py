@@ -21,7 +21,8 @@ from npeff.config import VerifyConfig
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose
 from npeff.explore.export import export_site
-from npeff.models.answers import AnswerModel, resolve_answers
+from npeff.models.answer_sets import resolve_answers
+from npeff.models.answers import AnswerModel
 from npeff.models.config import ModelConfig, SamplesConfig
 from npeff.models.prompts import encode
 from npeff.models.select import select_parameters

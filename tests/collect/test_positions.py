@@ -24,7 +24,8 @@ from npeff.collect.sketch.make import make_sketch
 from npeff.decompose.config import DecomposeConfig
 from npeff.decompose.run import decompose
 from npeff.explore.export import export_site
-from npeff.models.answers import SEGMENT, resolve_answers
+from npeff.models.answer_sets import resolve_answers
+from npeff.models.answers import SEGMENT
 from npeff.models.config import ModelConfig
 from npeff.models.prompts import encode
 from npeff.models.select import select_parameters

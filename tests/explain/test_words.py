@@ -10,7 +10,8 @@ import torch
 from npeff.collect.capture import Capture
 from npeff.decompose.run import open_decomposition
 from npeff.explain.words import LeaveOut, Words, _new_cache, leave_out_exactly, phrases, read_words, rounds
-from npeff.models.answers import AnswerModel, resolve_answers
+from npeff.models.answer_sets import resolve_answers
+from npeff.models.answers import AnswerModel
 from npeff.models.prompts import encode
 from npeff.store.rows import ArrayRows
 from npeff.tasks.task import Task

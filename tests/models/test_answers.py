@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from npeff.models.answers import AnswerModel, AnswerSet, TokenTree, resolve_answers
+from npeff.models.answer_sets import AnswerSet, TokenTree, resolve_answers
+from npeff.models.answers import AnswerModel
 from npeff.models.config import ModelConfig
 from npeff.models.load import LoadedModel, load_model
 from npeff.models.prompts import encode

@@ -13,7 +13,8 @@ from npeff.collect.config import CollectConfig, SketchConfig
 from npeff.collect.run import collect
 from npeff.collect.session import prepare_to_edit, prepare_with_prompts
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.answers import AnswerModel, resolve_answers
+from npeff.models.answer_sets import resolve_answers
+from npeff.models.answers import AnswerModel
 from npeff.models.config import ModelConfig
 from npeff.models.load import load_model
 from npeff.models.select import select_parameters

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import transformers as hf
 
-from npeff.models.answers import resolve_answers
+from npeff.models.answer_sets import resolve_answers
 from npeff.models.load import embedded_model
 from npeff.models.prompts import TODAY, Prompts
 from npeff.tasks.data import Dataset

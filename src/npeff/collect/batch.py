@@ -11,7 +11,8 @@ from npeff.collect.capture import Capture
 from npeff.collect.config import CollectConfig
 from npeff.collect.directions import combine_to_predicted, make_directions, most_rows, predicted, reduce_rank
 from npeff.collect.sketch.base import Sketch
-from npeff.models.answers import AnswerModel, AnswerSet
+from npeff.models.answer_sets import AnswerSet
+from npeff.models.answers import AnswerModel
 from npeff.models.load import LoadedModel
 from npeff.models.select import Selection, blocks
 

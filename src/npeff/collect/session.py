@@ -13,7 +13,7 @@ from npeff.collect.config import CollectConfig
 from npeff.collect.identity import PLACES, differences, identity_of
 from npeff.collect.positions import choose_positions
 from npeff.collect.sketch.make import make_sketch
-from npeff.models.answers import AnswerSet, resolve_answers
+from npeff.models.answer_sets import AnswerSet, resolve_answers
 from npeff.models.config import confirm_trust
 from npeff.models.load import LoadedModel, load_model, with_classes
 from npeff.models.prompts import Prompts

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from npeff.collect.batch import Collector
 from npeff.collect.config import DirectionsConfig
 from npeff.collect.session import Prepared, collect_prompts
-from npeff.models.answers import AnswerSet
+from npeff.models.answer_sets import AnswerSet
 from npeff.models.prompts import Prompts, encode_all
 from npeff.store import layout
 from npeff.store.run import Run
