@@ -38,7 +38,7 @@ from npeff.utils import Record, UserError, __version__, cut, percent, read_objec
 from npeff.utils.files import whole_directory, write_json, write_text
 from npeff.utils.progress import progress
 
-FORMAT = 7
+FORMAT = 8
 MARKER = "site.json"
 _SITE = resources.files("npeff") / "explore" / "site"
 ASSETS = tuple(sorted(item.name for item in _SITE.iterdir()))

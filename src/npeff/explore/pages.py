@@ -1,7 +1,7 @@
 """What the page shows of a decomposition: the records in its data files. C is the number of components."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,11 @@ LONGEST = 1200
 """Characters of a text in the lists of a component; an example's own page has all of it."""
 _CLASSES = 8
 _FREQUENT = 3
+_COLUMNS = (
+    *("prediction_tuned", "label_tuned", "lnp_tuned", "prediction_purity", "label_purity"),
+    *("density", "energy", "recurrence"),
+)
+"""What the table says of a component from its analysis; the rest is on the component's own page."""
 Shown = tuple[str, str | None, str, float | None]
 """Text, label, prediction and its probability, of an example in a list."""
 
@@ -36,8 +41,8 @@ Shown = tuple[str, str | None, str, float | None]
 class ComponentTable(Record):
     """Columns of the overview table, each [C] (data/D/components.js)."""
 
-    components: list[ComponentAnalysis]
-    """What the analysis says of each, without its examples and what it correlates with."""
+    components: dict[str, list[Any]]
+    """What the analysis says of each: entry of `ComponentAnalysis` → its values."""
     active: list[int]
     """Examples that use it, in the ordering with most of them."""
     labels: list[list[tuple[str, int]]]
@@ -173,7 +178,7 @@ def component_table(
     firsts = [row.orderings[0] for row in rows]
     x, y = (rounded(column) for column in matching.embed(decomposition.coefficients).T.tolist())
     return ComponentTable(
-        components=[replace(row, orderings=[], correlated=[], correlation=[]) for row in rows],
+        components={name: [getattr(row, name) for row in rows] for name in _COLUMNS},
         active=[max(ordering.active for ordering in row.orderings) for row in rows],
         labels=[list(first.labels.items())[:_FREQUENT] for first in firsts],
         predictions=[list(first.predictions.items())[:_FREQUENT] for first in firsts],

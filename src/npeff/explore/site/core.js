@@ -30,7 +30,7 @@ function load(key) {
 const COLUMNS = { prediction: "prediction_tuned", label: "label_tuned", lnp: "lnp_tuned", energy: "energy", density: "density", recurrence: "recurrence", prediction_purity: "prediction_purity", label_purity: "label_purity" };
 async function tableOf(d) {
   const table = await load(`${d}/components`);
-  if (!table.energy) for (const [column, name] of Object.entries(COLUMNS)) table[column] = table.components.map((component) => component[name]);
+  if (!table.energy) for (const [column, name] of Object.entries(COLUMNS)) table[column] = table.components[name];
   if (table.recurrence && table.recurrence.every((share) => share === null)) table.recurrence = null; // not measured
   table.kl_ratio = table.effects && table.effects.map((effect) => (effect ? effect.ratio : null)); // on held-out examples
   return table;
