@@ -165,6 +165,8 @@ def test_little_memory_ends_clearly_and_with_more_it_goes_on(
     steps = (0, 2, 16, 64, 256, 2000) if cases(1, 2) == 1 else (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2000)
     for megabytes in steps:
         ended = server.run(arguments, memory_mb=megabytes)
+        if ended.code == -signal.SIGALRM:  # OpenMP may wait for a thread that got no memory: rarely, so not twice
+            ended = server.run(arguments, memory_mb=megabytes)
         codes.append(ended.code)
         said = ended.said[-3000:]
         loader = ended.code == 127 and "cannot allocate memory for thread-local data: ABORT" in said
