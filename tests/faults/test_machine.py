@@ -169,7 +169,7 @@ def test_little_memory_ends_clearly_and_with_more_it_goes_on(
         said = ended.said[-3000:]
         loader = ended.code == 127 and "cannot allocate memory for thread-local data: ABORT" in said
         if ended.code < 0 or loader:  # a library, or the C library's loader, that gives up itself; a kill, as it were
-            # with next to nothing a library may wait for a thread that never got its memory
+            # with next to nothing a thread that gets no memory while it starts leaves its starter waiting
             assert ended.code != -signal.SIGALRM or megabytes <= 16, (megabytes, "it hangs", said)
             continue
         assert ended.code in (0, 2), (megabytes, ended.code, said)

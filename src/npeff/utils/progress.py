@@ -9,6 +9,9 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 
+# no thread that watches the bars: one that gets no memory while it starts leaves its starter waiting for ever
+tqdm.monitor_interval = 0
+
 
 def progress(items: Iterable[T] | None = None, *, desc: str, unit: str, active: bool = True, **options: Any) -> tqdm[T]:
     """A progress bar on a terminal, and nothing in a log file.
